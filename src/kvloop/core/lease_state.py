@@ -1,0 +1,90 @@
+"""The states of a lease, and the answers to a claim.
+
+The table is the machine: a pair that is not in it is an illegal move. While readers hold claims nothing
+ends a lease: expiring or dropping it then only marks how it will end, and the end comes with the last
+claim's. Reclaiming a claimed lease is not in the table at all.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class LeaseState(StrEnum):
+    """Where a lease stands. EXPIRED, RELEASED and RECLAIMED are final."""
+
+    GRANTED = "granted"
+    CLAIMED = "claimed"
+    EXPIRED = "expired"
+    RELEASED = "released"
+    RECLAIMED = "reclaimed"
+
+
+class LeaseEvent(StrEnum):
+    """What can happen to a lease. UNCLAIM is the end of its last claim."""
+
+    RENEW = "renew"
+    CLAIM = "claim"
+    UNCLAIM = "unclaim"
+    EXPIRE = "expire"
+    DROP = "drop"
+    RECLAIM = "reclaim"
+
+
+TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
+    (LeaseState.GRANTED, LeaseEvent.RENEW): LeaseState.GRANTED,
+    (LeaseState.GRANTED, LeaseEvent.CLAIM): LeaseState.CLAIMED,
+    (LeaseState.GRANTED, LeaseEvent.EXPIRE): LeaseState.EXPIRED,
+    (LeaseState.GRANTED, LeaseEvent.DROP): LeaseState.RELEASED,
+    (LeaseState.GRANTED, LeaseEvent.RECLAIM): LeaseState.RECLAIMED,
+    (LeaseState.CLAIMED, LeaseEvent.RENEW): LeaseState.CLAIMED,
+    (LeaseState.CLAIMED, LeaseEvent.CLAIM): LeaseState.CLAIMED,
+    (LeaseState.CLAIMED, LeaseEvent.EXPIRE): LeaseState.CLAIMED,
+    (LeaseState.CLAIMED, LeaseEvent.DROP): LeaseState.CLAIMED,
+    (LeaseState.CLAIMED, LeaseEvent.UNCLAIM): LeaseState.GRANTED,
+}
+INITIAL = LeaseState.GRANTED
+FINAL = frozenset({LeaseState.EXPIRED, LeaseState.RELEASED, LeaseState.RECLAIMED})
+
+
+class RefusalReason(StrEnum):
+    """Why a claim was not granted."""
+
+    UNKNOWN_LEASE = "unknown_lease"
+    EXPIRED = "expired"
+    RELEASED = "released"
+    WRONG_INCARNATION = "wrong_incarnation"
+    WRONG_ROOT = "wrong_root"
+    NO_MATCH = "no_match"
+    NOT_EXACT = "not_exact"
+    TOO_MANY_CLAIMS = "too_many_claims"
+    DUPLICATE_CLAIM = "duplicate_claim"
+    MALFORMED = "malformed"
+
+
+Blocks = tuple[tuple[int, ...], ...]  # block ids, one tuple per KV cache group
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGranted:
+    """`matched_tokens` are proven; `blocks` hold exactly those, per KV cache group, for `term_ns`."""
+
+    claim_id: str
+    matched_tokens: int
+    blocks: Blocks
+    term_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRefused:
+    """Nothing is granted: the reader computes its prompt itself."""
+
+    reason: RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class FreedLease:
+    """A lease that has ended: its block references are the caller's to give back."""
+
+    lease_id: str
+    state: LeaseState
+    blocks: Blocks
