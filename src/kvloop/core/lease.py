@@ -10,54 +10,17 @@ to be reached). Deadlines are half-open: at the deadline it is over.
 The table is not thread-safe; its caller holds a lock around each call.
 """
 
-from dataclasses import dataclass, field
-
 from kvloop.core.chain import Chain, matched_tokens
 from kvloop.core.deadline import Deadlines
-from kvloop.core.lease_state import (
-    FINAL,
-    INITIAL,
-    TRANSITIONS,
-    Blocks,
-    ClaimGranted,
-    ClaimRefused,
-    FreedLease,
-    LeaseEvent,
-    LeaseState,
-    RefusalReason,
-)
-
-__all__ = [
-    "TRANSITIONS",
-    "Blocks",
-    "ClaimGranted",
-    "ClaimRefused",
-    "FreedLease",
-    "LeaseEvent",
-    "LeaseState",
-    "LeaseTable",
-    "RefusalReason",
-]
-
-
-@dataclass(slots=True)
-class _Lease:
-    lease_id: str
-    chain: Chain
-    blocks: Blocks
-    exact_only: bool
-    deadline_ns: int
-    last_use_ns: int
-    state: LeaseState = INITIAL
-    ending: LeaseEvent | None = None  # how it will end once its last claim has
-    claim_ids: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    claim_id: str
-    lease: _Lease
-    reader: str
+from kvloop.core.lease_state import FINAL, Claim, Lease
+from kvloop.core.lease_state import TRANSITIONS as TRANSITIONS
+from kvloop.core.lease_state import Blocks as Blocks
+from kvloop.core.lease_state import ClaimGranted as ClaimGranted
+from kvloop.core.lease_state import ClaimRefused as ClaimRefused
+from kvloop.core.lease_state import FreedLease as FreedLease
+from kvloop.core.lease_state import LeaseEvent as LeaseEvent
+from kvloop.core.lease_state import LeaseState as LeaseState
+from kvloop.core.lease_state import RefusalReason as RefusalReason
 
 
 class LeaseTable:
@@ -82,8 +45,8 @@ class LeaseTable:
         self.max_leases = max_leases
         self.max_claims = max_claims
         self.incarnation = incarnation
-        self._leases: dict[str, _Lease] = {}
-        self._claims: dict[str, _Claim] = {}
+        self._leases: dict[str, Lease] = {}
+        self._claims: dict[str, Claim] = {}
         self._lease_deadlines = Deadlines()
         self._claim_deadlines = Deadlines()
         self._freed: list[FreedLease] = []
@@ -120,7 +83,7 @@ class LeaseTable:
         if term_ns <= 0:
             raise ValueError("a term must be positive")
         deadline_ns = self._now_ns + min(term_ns, self.ttl_ns)
-        lease = _Lease(lease_id, chain, blocks, exact_only, deadline_ns, self._now_ns)
+        lease = Lease(lease_id, chain, blocks, exact_only, deadline_ns, self._now_ns)
         self._leases[lease_id] = lease
         self._unclaimed[lease_id] = None
         self._held_blocks += _count(blocks)
@@ -161,7 +124,7 @@ class LeaseTable:
         lease.claim_ids.add(claim_id)
         self._unclaimed.pop(lease_id, None)
         lease.last_use_ns = self._now_ns
-        self._claims[claim_id] = _Claim(claim_id, lease, reader)
+        self._claims[claim_id] = Claim(claim_id, lease, reader)
         self._claim_deadlines.set(claim_id, self._now_ns + self.claim_term_ns)
         return ClaimGranted(claim_id, matched, self._lent(lease, matched), self.claim_term_ns)
 
@@ -228,8 +191,8 @@ class LeaseTable:
 
     def counts(self) -> dict[LeaseState, int]:
         """Leases now granted and claimed; of the final states, how many leases ever ended so."""
-        claimed = sum(lease.state is LeaseState.CLAIMED for lease in self._leases.values())
-        live = {LeaseState.GRANTED: len(self._leases) - claimed, LeaseState.CLAIMED: claimed}
+        granted = len(self._unclaimed)
+        live = {LeaseState.GRANTED: granted, LeaseState.CLAIMED: len(self._leases) - granted}
         return live | self._ended_total
 
     def claim_count(self) -> int:
@@ -291,13 +254,13 @@ class LeaseTable:
             return RefusalReason.TOO_MANY_CLAIMS
         return None
 
-    def _lent(self, lease: _Lease, matched: int) -> Blocks:
+    def _lent(self, lease: Lease, matched: int) -> Blocks:
         if lease.exact_only:
             return lease.blocks
         needed = -(-matched // self.block_size)
         return tuple(group[:needed] for group in lease.blocks)
 
-    def _end_claim(self, claim: _Claim) -> None:
+    def _end_claim(self, claim: Claim) -> None:
         del self._claims[claim.claim_id]
         lease = claim.lease
         lease.claim_ids.remove(claim.claim_id)
@@ -309,7 +272,7 @@ class LeaseTable:
             ending, lease.ending = lease.ending, None
             self._end(lease, ending)
 
-    def _end(self, lease: _Lease, event: LeaseEvent) -> bool:
+    def _end(self, lease: Lease, event: LeaseEvent) -> bool:
         if lease.ending is not None:
             return False
         lease.state = TRANSITIONS[lease.state, event]

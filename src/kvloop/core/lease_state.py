@@ -5,8 +5,10 @@ ends a lease: expiring or dropping it then only marks how it will end, and the e
 claim's. Reclaiming a claimed lease is not in the table at all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from kvloop.core.chain import Chain
 
 
 class LeaseState(StrEnum):
@@ -88,3 +90,27 @@ class FreedLease:
     lease_id: str
     state: LeaseState
     blocks: Blocks
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease that holds its blocks. With claims on it, `ending` says how it will end once they have."""
+
+    lease_id: str
+    chain: Chain
+    blocks: Blocks
+    exact_only: bool
+    deadline_ns: int
+    last_use_ns: int
+    state: LeaseState = INITIAL
+    ending: LeaseEvent | None = None
+    claim_ids: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A reader's hold on a lease."""
+
+    claim_id: str
+    lease: Lease
+    reader: str

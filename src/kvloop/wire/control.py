@@ -200,7 +200,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(body: bytes) -> Message:
-    """The message, types and bounds checked. MessageUnknownError: not our tag; MessageInvalidError: the rest."""
+    """The message, types and bounds checked. MessageUnknownError for its tag, MessageInvalidError else."""
     try:
         decoder = _DECODERS.get(_TAG_DECODER.decode(body).tag)
         if decoder is None:

@@ -59,7 +59,10 @@ _FIELD_NAMES = _Fields.__struct_fields__
 def encode_handle(handle: Handle, key: bytes) -> str:
     """The handle's text. HandleError if a field is out of bounds, or all of them together are too long."""
     fields = _Fields(*(getattr(handle, name) for name in _FIELD_NAMES))
-    body = msgspec.msgpack.encode(fields)
+    try:
+        body = msgspec.msgpack.encode(fields)
+    except (TypeError, ValueError, OverflowError) as error:  # no integer of 64 bits, or no Unicode
+        raise HandleError("field") from error
     _checked_fields(body)
     text = _to_text(body + keyed_digest(key, HANDLE_PURPOSE, body))
     if len(text) > HANDLE_MAX_BYTES:
