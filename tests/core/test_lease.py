@@ -1,0 +1,272 @@
+"""The lease table, claim by claim. What holds under every schedule is in test_lease_machine.py."""
+
+import time
+from itertools import product
+
+import pytest
+
+from kvloop.core.chain import Chain, Identity, build_chain, root_digest
+from kvloop.core.lease import (
+    TRANSITIONS,
+    ClaimGranted,
+    ClaimRefused,
+    FreedLease,
+    LeaseEvent,
+    LeaseState,
+    LeaseTable,
+    RefusalReason,
+)
+from kvloop.core.lease_state import FINAL
+
+KEY = bytes(32)
+ROOT = root_digest(KEY, Identity("m", "", "", "", "a"))
+OTHER_ROOT = root_digest(KEY, Identity("m", "", "", "", "b"))
+BLOCK, TTL, TERM, CLAIM_TERM = 16, 480, 60, 10
+TOKENS = list(range(200))
+HELD = build_chain(KEY, ROOT, TOKENS)
+BLOCKS = (tuple(range(13)), tuple(range(100, 113)))
+
+
+def table_with_lease(*, exact_only: bool = False, max_leases: int = 4, max_claims: int = 4) -> LeaseTable:
+    """A table with one lease "l" over TOKENS, granted at time 0."""
+    table = LeaseTable(BLOCK, TTL, CLAIM_TERM, max_leases, max_claims)
+    assert table.grant("l", HELD, BLOCKS, 0, TERM, exact_only)
+    return table
+
+
+def claim(table: LeaseTable, claim_id: str, now_ns: int, wanted: Chain = HELD) -> ClaimGranted | ClaimRefused:
+    """Claim `wanted` from the lease "l"."""
+    answer = table.claim("l", claim_id, wanted, "reader", now_ns)
+    table.check_integrity()
+    return answer
+
+
+def test_grants_exactly_the_proven_prefix() -> None:
+    """A history edited in its second segment gets one segment's tokens and the blocks for those, no more."""
+    edited = build_chain(KEY, ROOT, [*TOKENS[:100], 9, *TOKENS[101:]])
+    expected = ClaimGranted("c", 64, (BLOCKS[0][:4], BLOCKS[1][:4]), CLAIM_TERM)
+    assert claim(table_with_lease(), "c", 1, edited) == expected
+
+
+def test_grants_to_the_token() -> None:
+    """The exact continuation gets everything, the partly filled last block included."""
+    assert claim(table_with_lease(), "c", 1) == ClaimGranted("c", 200, BLOCKS, CLAIM_TERM)
+
+
+def test_refuses_what_is_not_proven() -> None:
+    """Other tokens, another tenant, an unknown lease, another incarnation: each has its own reason."""
+    table = table_with_lease()
+    stranger = build_chain(KEY, ROOT, [5, *TOKENS])
+    assert claim(table, "c", 1, stranger) == ClaimRefused(RefusalReason.NO_MATCH)
+    foreign = build_chain(KEY, OTHER_ROOT, TOKENS)
+    assert claim(table, "c", 1, foreign) == ClaimRefused(RefusalReason.WRONG_ROOT)
+    assert table.claim("?", "c", HELD, "r", 1) == ClaimRefused(RefusalReason.UNKNOWN_LEASE)
+    reborn = table.claim("l", "c", HELD, "r", 1, incarnation="the one before")
+    assert reborn == ClaimRefused(RefusalReason.WRONG_INCARNATION)
+    assert table.claim_count() == 0
+
+
+def test_forgetting_the_incarnation_fails_closed() -> None:
+    """A table that has an incarnation grants nothing to a claim that names none."""
+    table = LeaseTable(BLOCK, TTL, CLAIM_TERM, 1, 1, incarnation="now")
+    table.grant("l", HELD, BLOCKS, 0, TERM)
+    assert table.claim("l", "c", HELD, "r", 0) == ClaimRefused(RefusalReason.WRONG_INCARNATION)
+    assert isinstance(table.claim("l", "c", HELD, "r", 0, incarnation="now"), ClaimGranted)
+
+
+def test_hybrid_models_get_all_or_nothing() -> None:
+    """With `exact_only` a partial match is refused, a full one gets every block of every group."""
+    table = LeaseTable(BLOCK, TTL, CLAIM_TERM, 1, 1)
+    uneven = ((1, 2, 3), (9,))
+    table.grant("l", HELD, uneven, 0, TERM, exact_only=True)
+    partial = build_chain(KEY, ROOT, TOKENS[:199])
+    assert claim(table, "c", 1, partial) == ClaimRefused(RefusalReason.NOT_EXACT)
+    assert claim(table, "c", 1) == ClaimGranted("c", 200, uneven, CLAIM_TERM)
+
+
+def test_two_readers_pin_until_both_are_through() -> None:
+    """A lease dropped under two readers comes out when the second has released, once."""
+    table = table_with_lease()
+    claim(table, "c1", 1)
+    claim(table, "c2", 1)
+    assert table.drop("l", 2)
+    assert not table.drop("l", 2)
+    assert claim(table, "c3", 2) == ClaimRefused(RefusalReason.RELEASED)
+    assert table.release("c1", 3)
+    assert table.take_freed() == []
+    assert table.release("c2", 3)
+    assert table.take_freed() == [FreedLease("l", LeaseState.RELEASED, BLOCKS)]
+    assert table.take_freed() == []
+
+
+def test_expiry_waits_for_the_claim() -> None:
+    """A term that passes under a claim ends the lease with the claim, and grants nothing meanwhile."""
+    table = table_with_lease()
+    claim(table, "c", TERM - 1)
+    assert claim(table, "d", TERM) == ClaimRefused(RefusalReason.EXPIRED)
+    assert not table.renew("l", TERM, TERM)
+    assert table.state("l") is LeaseState.CLAIMED
+    table.advance(TERM - 1 + CLAIM_TERM)
+    assert table.take_freed() == [FreedLease("l", LeaseState.EXPIRED, BLOCKS)]
+    assert not table.release("c", TERM + CLAIM_TERM)
+
+
+def test_a_claim_holds_up_to_its_deadline() -> None:
+    """One nanosecond before the deadline the blocks are held; at the deadline they are not."""
+    table = table_with_lease()
+    claim(table, "c", 0)
+    table.drop("l", 0)
+    table.advance(CLAIM_TERM - 1)
+    assert table.take_freed() == []
+    table.advance(CLAIM_TERM)
+    assert len(table.take_freed()) == 1
+
+
+def test_duplicate_claims_and_releases_are_harmless() -> None:
+    """A claim id in use is refused; releasing twice, or what never was, answers False."""
+    table = table_with_lease()
+    claim(table, "c", 0)
+    assert claim(table, "c", 0) == ClaimRefused(RefusalReason.DUPLICATE_CLAIM)
+    assert table.release("c", 1)
+    assert not table.release("c", 1)
+    assert not table.release("never", 1)
+    assert table.state("l") is LeaseState.GRANTED
+
+
+def test_reclaim_never_takes_a_claimed_lease() -> None:
+    """Live work gets an unclaimed lease's memory, and has to wait for a reader's."""
+    table = table_with_lease()
+    claim(table, "c", 0)
+    assert table.oldest_unclaimed() is None
+    assert not table.reclaim("l", 0)
+    table.release("c", 1)
+    assert table.oldest_unclaimed() == "l"
+    assert table.reclaim("l", 1)
+    assert not table.reclaim("l", 1)
+    assert table.take_freed() == [FreedLease("l", LeaseState.RECLAIMED, BLOCKS)]
+
+
+def test_oldest_unclaimed_is_the_least_recently_used() -> None:
+    """Granting and reading are uses; waiting is none."""
+    table = table_with_lease()
+    table.grant("m", HELD, BLOCKS, 1, TERM)
+    assert table.oldest_unclaimed() == "l"
+    claim(table, "c", 2)
+    assert table.oldest_unclaimed() == "m"
+    table.release("c", 3)
+    assert table.oldest_unclaimed() == "m"
+
+
+def test_renewal_never_passes_the_ttl_since_the_last_use() -> None:
+    """However often the router renews, an unused lease ends at its TTL; a claim or a release is a use."""
+    table = table_with_lease()
+    for now_ns in range(0, TTL, TERM // 2):
+        assert table.renew("l", now_ns, TERM)
+    assert table.deadline_ns("l") == TTL
+    claim(table, "c", TTL - 2)
+    table.release("c", TTL - 1)
+    assert table.renew("l", TTL - 1, 10 * TTL)
+    assert table.deadline_ns("l") == TTL - 1 + TTL
+
+
+def test_renewal_never_shortens() -> None:
+    """A renewal that was overtaken by a later one changes nothing."""
+    table = table_with_lease()
+    assert table.renew("l", 10, TERM)
+    assert table.renew("l", 10, 1)
+    assert table.deadline_ns("l") == 10 + TERM
+
+
+def test_a_full_table_gives_the_blocks_back_at_once() -> None:
+    """A lease that finds no room is not held, and its references still come home through `take_freed`."""
+    table = table_with_lease(max_leases=1)
+    assert not table.grant("m", HELD, BLOCKS, 0, TERM)
+    assert table.take_freed() == [FreedLease("m", LeaseState.RECLAIMED, BLOCKS)]
+    assert len(table) == 1
+    table.check_integrity()
+
+
+def test_claims_are_bounded() -> None:
+    """One claim more than `max_claims` is refused, until one ends."""
+    table = table_with_lease(max_claims=2)
+    assert isinstance(claim(table, "c1", 0), ClaimGranted)
+    assert isinstance(claim(table, "c2", 0), ClaimGranted)
+    assert claim(table, "c3", 0) == ClaimRefused(RefusalReason.TOO_MANY_CLAIMS)
+    table.release("c1", 0)
+    assert isinstance(claim(table, "c3", 0), ClaimGranted)
+
+
+def test_counts_and_drop_all() -> None:
+    """Live leases are counted as they are, ended ones for ever; a dropped one counts while it is read."""
+    table = table_with_lease()
+    table.grant("m", HELD, BLOCKS, 0, TERM)
+    claim(table, "c", 0)
+    assert table.held_blocks == 52
+    assert table.drop_all(0) == 2
+    assert table.counts() == {
+        LeaseState.GRANTED: 0,
+        LeaseState.CLAIMED: 1,
+        LeaseState.EXPIRED: 0,
+        LeaseState.RELEASED: 1,
+        LeaseState.RECLAIMED: 0,
+    }
+    assert table.held_blocks == 26
+
+
+def test_a_clock_that_steps_back_shortens_nothing() -> None:
+    """Two threads that read the clock and lock in the other order do not end a claim early."""
+    table = table_with_lease()
+    table.advance(50)
+    claim(table, "c", 45)
+    table.drop("l", 45)
+    table.advance(59)
+    assert table.take_freed() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"lease_id": "l"}, "there already"),
+        ({"blocks": (BLOCKS[0], BLOCKS[1][:12])}, "need 13 blocks"),
+        ({"blocks": ()}, "need 13 blocks"),
+        ({"term_ns": 0}, "positive"),
+    ],
+)
+def test_refuses_a_lease_that_cannot_be(change: dict[str, object], match: str) -> None:
+    """A lease id in use, too few blocks for the tokens, or no term: a bug of the caller, and said so."""
+    table = table_with_lease()
+    lease = {"lease_id": "m", "chain": HELD, "blocks": BLOCKS, "now_ns": 0, "term_ns": TERM} | change
+    with pytest.raises(ValueError, match=match):
+        table.grant(**lease)  # type: ignore[arg-type]
+    table.check_integrity()
+    assert len(table) == 1
+
+
+def test_bounds_must_be_positive() -> None:
+    """A table without room or time is a mistake in the configuration."""
+    with pytest.raises(ValueError, match="positive"):
+        LeaseTable(0, TTL, CLAIM_TERM, 1, 1)
+
+
+def test_no_event_leads_out_of_a_final_state() -> None:
+    """The table has no move from a final state, and none that takes a claimed lease's blocks away."""
+    for state, event in product(FINAL, LeaseEvent):
+        assert (state, event) not in TRANSITIONS
+    assert not any(
+        state is LeaseState.CLAIMED and after in FINAL for (state, _), after in TRANSITIONS.items()
+    )
+
+
+def test_thousands_of_leases_stay_cheap() -> None:
+    """10,000 leases granted, renewed, claimed and expired cost microseconds each, not a scan of the table."""
+    table = LeaseTable(BLOCK, TTL, CLAIM_TERM, 10_000, 10_000)
+    started = time.perf_counter()
+    for number in range(10_000):
+        table.grant(f"l{number}", HELD, BLOCKS, number // 1_000, TERM)
+        table.renew(f"l{number}", number // 1_000, TERM + 1)
+        table.claim(f"l{number}", f"c{number}", HELD, "r", number // 1_000)
+        table.next_deadline_ns()
+    table.advance(10 * TTL)
+    assert len(table.take_freed()) == 10_000
+    assert table.next_deadline_ns() is None
+    assert time.perf_counter() - started < 5  # seconds; a scan each would take minutes
