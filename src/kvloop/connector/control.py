@@ -1,9 +1,10 @@
 """The control channel: claims out, claims in, on one thread of the scheduler process.
 
-Answering a claim must not wait for a model step, and asking one must not block the scheduler, so both live on a
-thread of their own that sleeps in poll(2) and wakes for a frame or for an outgoing message. One ROUTER socket
-serves peers; one DEALER socket per peer asks them. Every frame is sealed (see `wire.seal`); one that does not open
-is dropped without an answer. Bounds: peers, frame size, messages waiting to go out, questions without an answer.
+Answering a claim must not wait for a model step, and asking one must not block the scheduler, so both
+live on a thread of their own that sleeps in poll(2) and wakes for a frame or for an outgoing message. One
+ROUTER socket serves peers; one DEALER socket per peer asks them. Every frame is sealed (see `wire.seal`);
+one that does not open is dropped without an answer. Bounds: peers, frame size, messages waiting to go
+out, questions without an answer.
 """
 
 import os
@@ -20,7 +21,8 @@ from kvloop.wire.control import Failed, Message
 from kvloop.wire.seal import MAX_FRAME_BYTES, NONCE_BYTES, Seal
 
 MAX_PEERS = 256
-"""DEALER sockets kept open; the longest unused goes first. More prefill-decode pairs than any fleet's engine has."""
+"""DEALER sockets kept open; the longest unused goes first. More prefill-decode pairs than any fleet's
+engine has."""
 MAX_OUTGOING_MESSAGES = 10_000
 MAX_OPEN_QUESTIONS = 10_000
 
@@ -45,8 +47,8 @@ def endpoint_of(address: Address) -> str:
 class ControlChannel:
     """Sends and answers control messages. `send` is for one thread only, the scheduler's.
 
-    `serve(message)` answers a peer's message, on this channel's thread. `on_reply(tag, message)` delivers the answer
-    to a message of ours, on this channel's thread; `Failed` where it could not be sent.
+    `serve(message)` answers a peer's message, on this channel's thread. `on_reply(tag, message)` delivers
+    the answer to a message of ours, on this channel's thread; `Failed` where it could not be sent.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class ControlChannel:
         self._context.destroy(linger=0)
 
     def send(self, address: Address, message: Message, tag: object = None) -> bool:
-        """Queue a message for `address`. False where too many wait already: a peer or this thread is stuck."""
+        """Queue a message for `address`. False where too many wait already: a peer or this thread is
+        stuck."""
         if len(self._outgoing) >= MAX_OUTGOING_MESSAGES:
             return False
         self._outgoing.append(Outgoing(address, message, tag))

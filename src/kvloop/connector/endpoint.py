@@ -1,13 +1,14 @@
-"""The endpoint plugin: carries decode's handle out on streamed answers where vLLM itself does not (up to 0.32).
+"""The endpoint plugin: carries decode's handle out on streamed answers where vLLM itself does not (up to
+0.32).
 
-vLLM puts `kv_transfer_params` into JSON answers but its event writer for chat completions and completions drops
-them up to 0.32. The last `RequestOutput` of a stream still has them, so the plugin listens on the engine client's
-`generate` and adds one event just before `data: [DONE]`:
+vLLM puts `kv_transfer_params` into JSON answers but its event writer for chat completions and completions
+drops them up to 0.32. The last `RequestOutput` of a stream still has them, so the plugin listens on the
+engine client's `generate` and adds one event just before `data: [DONE]`:
 
     data: {"object":"kvloop.handle","choices":[],"kv_transfer_params":{...}}
 
-From 0.33 on vLLM writes them into the final chunk and the plugin adds nothing. A response of the Responses API
-carries them in its last event's `response` object, in either version.
+From 0.33 on vLLM writes them into the final chunk and the plugin adds nothing. A response of the
+Responses API carries them in its last event's `response` object, in either version.
 """
 
 import json
@@ -49,7 +50,8 @@ class HandleMiddleware:
         async def send_with_handle(message: Message) -> None:
             if message["type"] == "http.response.body" and answer.get("params"):
                 body = bytes(message.get("body", b""))
-                # The terminator is an event of its own: text of the model is JSON-escaped and cannot start a line.
+                # The terminator is an event of its own: text of the model is JSON-escaped and cannot
+                # start a line.
                 at = 0 if body.startswith(_DONE) else body.rfind(b"\n" + _DONE) + 1
                 if at or body.startswith(_DONE):
                     event = handle_event(answer.pop("params"))
@@ -73,7 +75,7 @@ class EndpointPlugin:
         if not streams_carry_handle():
             app.add_middleware(HandleMiddleware)
 
-    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:  # noqa: ARG002
         """Listen to the outputs of `engine_client.generate`."""
         if engine_client is None or streams_carry_handle():
             return

@@ -1,9 +1,10 @@
 """What a request's KV depends on besides its tokens, and which requests never take part in reuse.
 
-KV at a position is a function of the token prefix and of: the model's weights and configuration, the KV cache's
-number format and block shape, the LoRA adapter, multimodal inputs, and (as a matter of isolation, not of
-arithmetic) the cache salt. All of it goes into the digest chain's root or into the segment where an item starts,
-so two engines that differ in any of it prove nothing to each other and the turn is recomputed.
+KV at a position is a function of the token prefix and of: the model's weights and configuration, the KV
+cache's number format and block shape, the LoRA adapter, multimodal inputs, and (as a matter of isolation,
+not of arithmetic) the cache salt. All of it goes into the digest chain's root or into the segment where
+an item starts, so two engines that differ in any of it prove nothing to each other and the turn is
+recomputed.
 """
 
 import hashlib
@@ -21,7 +22,9 @@ _NOT_ARITHMETIC = ("_name_or_path", "transformers_version", "torch_dtype", "dtyp
 
 def _config_digest(vllm_config: "VllmConfig") -> str:
     """A digest over the model's own configuration, e.g. rope scaling set by `--hf-overrides`."""
-    config = {k: v for k, v in vllm_config.model_config.hf_config.to_dict().items() if k not in _NOT_ARITHMETIC}
+    config = {
+        k: v for k, v in vllm_config.model_config.hf_config.to_dict().items() if k not in _NOT_ARITHMETIC
+    }
     encoded = json.dumps(config, sort_keys=True, default=str).encode()
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 

@@ -1,8 +1,9 @@
 """The messages between the connector's two halves: orders go down with a step, news comes up with its output.
 
-Down: which reads carry a deadline, and which incarnation of a peer each transfer expects. Up: reads that had to
-be abandoned while bytes could still arrive (late), and those whose transfer has since ended. The scheduler half
-sets the blocks of a late read aside until every worker that was late has said that its transfer ended.
+Down: which reads carry a deadline, and which incarnation of a peer each transfer expects. Up: reads that
+had to be abandoned while bytes could still arrive (late), and those whose transfer has since ended. The
+scheduler half sets the blocks of a late read aside until every worker that was late has said that its
+transfer ended.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ class KvloopMetadata(NixlConnectorMetadata):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.deadlines_ns: dict[str, int] = {}
         self.incarnations: dict[str, str] = {}
 

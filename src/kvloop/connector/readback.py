@@ -1,8 +1,8 @@
 """Prefill's side of the loop: ask decode what is the same, and read back exactly that.
 
-One `ReadBook` entry per request that brought a handle; the book is the state machine, this file gives it the
-request, the clock and the channel. Replies arrive on the control thread and are only queued there, so that the book
-needs no lock: the scheduler's thread takes them when it next asks.
+One `ReadBook` entry per request that brought a handle; the book is the state machine, this file gives it
+the request, the clock and the channel. Replies arrive on the control thread and are only queued there, so
+that the book needs no lock: the scheduler's thread takes them when it next asks.
 """
 
 import threading
@@ -17,7 +17,8 @@ from vllm.logger import init_logger
 from kvloop.connector.control import Address, ControlChannel
 from kvloop.connector.identity import IdentityOf, media_of, why_not
 from kvloop.connector.metadata import KvloopMetadata
-from kvloop.connector.settings import Settings
+from kvloop.connector.settings import NS_PER_MS, Settings
+from kvloop.connector.turn import Turn
 from kvloop.core.chain import Chain, build_chain, root_digest
 from kvloop.core.claim import Keep, Pending, ReadBook, Ready, Recompute, SendClaim, SendRelease
 from kvloop.core.handle import Handle
@@ -32,31 +33,11 @@ logger = init_logger("vllm.kvloop.readback")
 
 MAX_READS = 10_000
 REPLY_WAIT_S = 0.0015
-"""How long the first question about a request may hold the scheduler: a claim takes 0.3 ms on a quiet loopback, and
+"""How long the first question about a request may hold the scheduler: a claim takes 0.3 ms on a quiet
+loopback, and
 going round the engine's loop costs more than waiting for it."""
-NS_PER_MS = 1_000_000
 MARGIN_NS = 100_000_000
 """Taken off every claim's term: a deadline is kept by a worker that looks once a step."""
-
-
-@dataclass(slots=True)
-class Turn:
-    """What one prefill turn reused; what the router shows and the usage reports. All in tokens."""
-
-    prompt_tokens: int
-    local_tokens: int = 0
-    returned_tokens: int = 0
-    reason: str | None = None
-
-    def report(self) -> dict[str, Any]:
-        """As it stands in the prefill answer's `kvloop_turn`."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "local_tokens": self.local_tokens,
-            "returned_tokens": self.returned_tokens,
-            "computed_tokens": self.prompt_tokens - self.local_tokens - self.returned_tokens,
-            "reason": self.reason,
-        }
 
 
 class _Question(NamedTuple):
@@ -93,7 +74,9 @@ class ReadBack:
         self._replies: deque[tuple[_Question, Message]] = deque()
         self._replied = threading.Event()
         self._channel: ControlChannel | None = None
-        self._book = ReadBook(reply_timeout_ns=settings.claim_timeout_ns, max_reads=MAX_READS, margin_ns=MARGIN_NS)
+        self._book = ReadBook(
+            reply_timeout_ns=settings.claim_timeout_ns, max_reads=MAX_READS, margin_ns=MARGIN_NS
+        )
 
     def use(self, channel: ControlChannel) -> None:
         """Take the channel that claims go out on."""
@@ -125,7 +108,9 @@ class ReadBack:
         except HandleError as error:
             logger.warning("request %s brought a handle that is not valid: %s", request.request_id, error)
             return f"handle_{error.reason}"
-        command = self._book.ask(request.request_id, handle, self._chain(request, handle), time.monotonic_ns())
+        command = self._book.ask(
+            request.request_id, handle, self._chain(request, handle), time.monotonic_ns()
+        )
         if isinstance(command, Recompute):
             return command.reason
         read.handle = handle
@@ -173,7 +158,8 @@ class ReadBack:
             self._send_releases(releases, question.address)
 
     def decide(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        """What vLLM is to load for `request` beyond its local hit: tokens (None: ask again), and asynchronously."""
+        """What vLLM is to load for `request` beyond its local hit: tokens (None: ask again), and
+        asynchronously."""
         read = self._reads[request.request_id]
         read.turn.local_tokens = num_computed_tokens
         read.turn.returned_tokens = 0
@@ -246,7 +232,9 @@ class ReadBack:
                 "remote_num_tokens": read.matched_tokens,
             }
             local_blocks = read.turn.local_tokens // self._block_size
-            meta.add_new_req_to_recv(request_id, [read.target_blocks], params, (local_blocks,), awaiting_kvs=True)
+            meta.add_new_req_to_recv(
+                request_id, [read.target_blocks], params, (local_blocks,), awaiting_kvs=True
+            )
             meta.deadlines_ns[request_id] = max(0, read.deadline_ns - time.monotonic_ns())
             meta.incarnations[source.engine_id] = handle.incarnation
         self._due.clear()
@@ -257,7 +245,8 @@ class ReadBack:
         if read is None or not read.in_flight:
             return
         read.in_flight = False
-        # The workers compared the read's end with its deadline; this call comes a step later and must not again.
+        # The workers compared the read's end with its deadline; this call comes a step later and must not
+        # again.
         ended_ns = min(time.monotonic_ns(), read.deadline_ns - 1)
         verdict, releases = self._book.finish(request_id, ended_ns, failed=failed)
         self._send_releases(releases)

@@ -1,9 +1,10 @@
 """Decode's side of the loop: keep what a finished turn computed, and lend it to whoever proves the prefix.
 
-Retained blocks are held by reference count (`BlockPool.touch`) and by nothing else: the request itself is freed at
-once, so vLLM's scheduler has nothing to step for and an idle engine sleeps. The lease table is shared with the
-control thread, which answers claims from it under a lock; the block pool belongs to the scheduler's thread, so a
-lease that ends on the other thread gives its blocks back on the scheduler's next call.
+Retained blocks are held by reference count (`BlockPool.touch`) and by nothing else: the request itself is
+freed at once, so vLLM's scheduler has nothing to step for and an idle engine sleeps. The lease table is
+shared with the control thread, which answers claims from it under a lock; the block pool belongs to the
+scheduler's thread, so a lease that ends on the other thread gives its blocks back on the scheduler's next
+call.
 """
 
 import secrets
@@ -49,8 +50,8 @@ NS_PER_MS = 1_000_000
 class Retainer:
     """Grants leases over finished requests' blocks, serves claims on them, and gives the blocks back.
 
-    `describe_source(claim_id)` says where the blocks can be read. All methods but `serve` are for the scheduler's
-    thread.
+    `describe_source(claim_id)` says where the blocks can be read. All methods but `serve` are for the
+    scheduler's thread.
     """
 
     def __init__(
@@ -93,7 +94,12 @@ class Retainer:
         pool = self._pool
         tokens = request.all_token_ids
         count = min(request.num_computed_tokens, len(tokens) - 1)
-        if pool is None or why_not(request) or len(block_ids) != 1 or count < max(1, self._settings.recompute_threshold_tokens):
+        if (
+            pool is None
+            or why_not(request)
+            or len(block_ids) != 1
+            or count < max(1, self._settings.recompute_threshold_tokens)
+        ):
             return None
         blocks = tuple(block_ids[0][: -(-count // self._block_size)])
         held_limit = int(self._settings.max_retained_share * pool.num_gpu_blocks)
@@ -137,7 +143,8 @@ class Retainer:
         return build_chain(self._settings.key, root, tokens, media_of(request))
 
     def make_room(self, blocks_wanted: int) -> None:
-        """Give back unclaimed leases, the least recently used first, until `blocks_wanted` blocks are free."""
+        """Give back unclaimed leases, the least recently used first, until `blocks_wanted` blocks are
+        free."""
         pool = self._pool
         if pool is None:
             return
@@ -213,7 +220,9 @@ class Retainer:
         except ProtocolError:
             return Refused(RefusalReason.MALFORMED)
         claim_id = secrets.token_hex(8)
-        answer = self._table.claim(claim.lease_id, claim_id, wanted, "", now_ns, incarnation=claim.incarnation)
+        answer = self._table.claim(
+            claim.lease_id, claim_id, wanted, "", now_ns, incarnation=claim.incarnation
+        )
         if isinstance(answer, ClaimRefused):
             return Refused(answer.reason)
         return Granted(

@@ -1,10 +1,11 @@
 """The scheduler half: wires vLLM's scheduler hooks to the two sides of the loop.
 
-A request arrives (`on_new_request`): where it brings a handle, a claim goes out. vLLM asks how much it can load
-(`get_num_new_matched_tokens`): "ask again" while the claim is under way, then the proven tokens beyond the local
-prefix hit. Blocks are allocated (`update_state_after_alloc`): the read is ordered. The step is built: orders go to
-the workers. Output comes back (`update_connector_output`): the claim is released, late blocks are set aside or taken
-back. The request ends (`request_finished`): prefill reports what it reused, decode retains.
+A request arrives (`on_new_request`): where it brings a handle, a claim goes out. vLLM asks how much it
+can load (`get_num_new_matched_tokens`): "ask again" while the claim is under way, then the proven tokens
+beyond the local prefix hit. Blocks are allocated (`update_state_after_alloc`): the read is ordered. The
+step is built: orders go to the workers. Output comes back (`update_connector_output`): the claim is
+released, late blocks are set aside or taken back. The request ends (`request_finished`): prefill reports
+what it reused, decode retains.
 
 Everything NIXL's own scheduler half does for the hand-over from prefill to decode is inherited untouched.
 """
@@ -12,6 +13,7 @@ Everything NIXL's own scheduler half does for the hand-over from prefill to deco
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
@@ -49,8 +51,8 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self._settings = settings
         self._incarnation = secrets.token_hex(8)
         self._parallel = vllm_config.parallel_config
-        # One KV group without context parallelism: there a matched prefix is a prefix of the block list. Anything
-        # else (sliding windows, recurrent state, interleaved shards) takes no part in reuse.
+        # One KV group without context parallelism: there a matched prefix is a prefix of the block list.
+        # Anything else (sliding windows, recurrent state, interleaved shards) takes no part in reuse.
         self._reusable = (
             len(kv_cache_config.kv_cache_groups) == 1
             and not self._is_hma_required
@@ -58,7 +60,9 @@ class KvloopScheduler(NixlPullConnectorScheduler):
             and self._parallel.prefill_context_parallel_size == 1
         )
         if not self._reusable:
-            logger.warning("this model's KV cache groups or parallel layout cannot be reused: turns are recomputed")
+            logger.warning(
+                "this model's KV cache groups or parallel layout cannot be reused: turns are recomputed"
+            )
         identity_of = IdentityOf(vllm_config)
         self._retainer = Retainer(
             settings,
@@ -110,13 +114,18 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         if not params:
             return
         if params.get("do_remote_decode"):
-            # Block ids in a request are for a decode engine alone; a prefill engine only ever follows a claim.
+            # Block ids in a request are for a decode engine alone; a prefill engine only ever follows a
+            # claim.
             params.pop("remote_block_ids", None)
             self._readback.arrive(request, params.pop("kvloop_handle", None), reusable=self._reusable)
-        elif params.get("do_remote_prefill") and isinstance(incarnation := params.get("kvloop_incarnation"), str):
+        elif params.get("do_remote_prefill") and isinstance(
+            incarnation := params.get("kvloop_incarnation"), str
+        ):
             self._incarnations_due[str(params.get("remote_engine_id"))] = incarnation
 
-    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(  # type: ignore[override]
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         """How many tokens beyond the local hit can be read, and that the read is asynchronous."""
         self._retainer.make_room(self._blocks_wanted(request, num_computed_tokens))
         if request.request_id in self._readback:
@@ -126,7 +135,9 @@ class KvloopScheduler(NixlPullConnectorScheduler):
     def _blocks_wanted(self, request: "Request", num_computed_tokens: int) -> int:
         return -(-(request.num_tokens - num_computed_tokens) // self.block_size) + 1
 
-    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
         """Blocks were allocated: order the read into those that are not there yet."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens > 0 and request.request_id in self._readback:
@@ -136,7 +147,9 @@ class KvloopScheduler(NixlPullConnectorScheduler):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KvloopMetadata:
         """This step's orders for the workers."""
         self._retainer.give_back()
-        meta = KvloopMetadata.extend(super().build_connector_meta(scheduler_output))
+        orders = super().build_connector_meta(scheduler_output)
+        assert isinstance(orders, NixlConnectorMetadata)
+        meta = KvloopMetadata.extend(orders)
         self._readback.add_orders(meta)
         meta.incarnations.update(self._incarnations_due)
         self._incarnations_due.clear()
@@ -199,4 +212,4 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         """Stop the control channel and end every lease."""
         self._channel.stop()
         self._retainer.drop_all()
-        super().shutdown()
+        super().shutdown()  # type: ignore[no-untyped-call]

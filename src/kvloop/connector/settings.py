@@ -1,8 +1,9 @@
 """What an operator may set in `kv_connector_extra_config`, checked once when the engine starts.
 
-vLLM hands the connector an untyped dict in which its own NIXL options live too, so keys are claimed by name:
-upstream's two (`kv_recompute_threshold`, `decoder_kv_blocks_ttl`) keep their names and meaning, everything of
-kvloop's own starts with `kvloop_`, and a `kvloop_` key that is not known is an error rather than a silent no-op.
+vLLM hands the connector an untyped dict in which its own NIXL options live too, so keys are claimed by
+name: upstream's two (`kv_recompute_threshold`, `decoder_kv_blocks_ttl`) keep their names and meaning,
+everything of kvloop's own starts with `kvloop_`, and a `kvloop_` key that is not known is an error rather
+than a silent no-op.
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The connector's configuration. Durations are nanoseconds, sizes are tokens, shares are fractions of 1."""
+    """The connector's configuration. Durations are nanoseconds, sizes are tokens, shares are fractions of
+    1."""
 
     role: str
     key: bytes
@@ -62,7 +64,9 @@ class Settings:
 def _number(extra: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
     value = extra.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise UserError(f"kv_connector_extra_config.{name} must be a number from {low:g} to {high:g}, not {value!r}")
+        raise UserError(
+            f"kv_connector_extra_config.{name} must be a number from {low:g} to {high:g}, not {value!r}"
+        )
     return value
 
 
@@ -70,7 +74,7 @@ def _secret(extra: Mapping[str, Any]) -> bytes:
     path = extra.get("kvloop_secret_file")
     if not isinstance(path, str) or not path:
         raise UserError(
-            "kv_connector_extra_config.kvloop_secret_file is not set: write one secret for the whole deployment "
+            "kv_connector_extra_config.kvloop_secret_file is not set: write one secret for the deployment "
             "(`openssl rand -hex 32 > kvloop.key`) and name that file on every engine"
         )
     try:
@@ -78,21 +82,27 @@ def _secret(extra: Mapping[str, Any]) -> bytes:
     except OSError as error:
         raise UserError(f"kvloop_secret_file {path!r} cannot be read: {error.strerror}") from error
     if not MIN_SECRET_BYTES <= len(key) <= MAX_SECRET_BYTES:
-        raise UserError(f"kvloop_secret_file {path!r} must hold {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes")
+        raise UserError(
+            f"kvloop_secret_file {path!r} must hold {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes"
+        )
     return key
 
 
 def read_settings(extra: Mapping[str, Any], *, side_channel_host: str, data_parallel_index: int) -> Settings:
-    """Check `kv_connector_extra_config`. Raises `UserError` that names the key and how to mend it.
+    """Check `kv_connector_extra_config`. UserError names the key and how to mend it.
 
     The control port is moved up by the data-parallel index, as vLLM moves its side channel's port.
     """
     unknown = sorted(key for key in extra if key.startswith("kvloop_") and key not in _KNOWN)
     if unknown:
-        raise UserError(f"unknown key {unknown[0]!r} in kv_connector_extra_config; known: {', '.join(sorted(_KNOWN))}")
+        raise UserError(
+            f"unknown key {unknown[0]!r} in kv_connector_extra_config; known: {', '.join(sorted(_KNOWN))}"
+        )
     role = extra.get("kvloop_role", "both")
     if role not in _ROLES:
-        raise UserError(f"kv_connector_extra_config.kvloop_role must be one of {', '.join(_ROLES)}, not {role!r}")
+        raise UserError(
+            f"kv_connector_extra_config.kvloop_role must be one of {', '.join(_ROLES)}, not {role!r}"
+        )
     host = extra.get("kvloop_control_host", side_channel_host)
     if not isinstance(host, str) or not host:
         raise UserError("kv_connector_extra_config.kvloop_control_host must be a host name or address")

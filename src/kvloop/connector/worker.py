@@ -1,11 +1,11 @@
 """The worker half: moves KV blocks, and never lets a read outlive the claim that protects it.
 
-NIXL has no deadline of its own: a peer that is stopped keeps a read in flight for as long as it sleeps, and its
-bytes may land at any time until the transfer handle is released. So each read back carries a deadline. A read
-that ends in time is good. One that ended after its deadline is reported as failed, since decode may have rewritten
-the blocks meanwhile. One that has not ended at its deadline is reported as failed *and late*: the request goes on
-in other blocks at once, and the scheduler half keeps the old ones out of use until this half reports the end of
-the transfer.
+NIXL has no deadline of its own: a peer that is stopped keeps a read in flight for as long as it sleeps,
+and its bytes may land at any time until the transfer handle is released. So each read back carries a
+deadline. A read that ends in time is good. One that ended after its deadline is reported as failed, since
+decode may have rewritten the blocks meanwhile. One that has not ended at its deadline is reported as
+failed *and late*: the request goes on in other blocks at once, and the scheduler half keeps the old ones
+out of use until this half reports the end of the transfer.
 """
 
 import time
@@ -77,7 +77,9 @@ class KvloopWorker(NixlPullConnectorWorker):
         if peer in self._engines_with_inflight_transfers():
             self._incarnations[peer] = known or incarnation
             return
-        logger.info("engine %s was restarted (incarnation %s, was %s): new handshake", peer, incarnation, known)
+        logger.info(
+            "engine %s was restarted (incarnation %s, was %s): new handshake", peer, incarnation, known
+        )
         self._cleanup_remote_engine(peer, log_eviction=False)
 
     def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
@@ -130,11 +132,15 @@ class KvloopWorker(NixlPullConnectorWorker):
             self._given_up[request_id] = None
             if len(self._given_up) > MAX_GIVEN_UP_REQUESTS:
                 del self._given_up[next(iter(self._given_up))]
-            logger.warning("no answer from the peer before the claim's deadline of %s: recomputing", request_id)
+            logger.warning(
+                "no answer from the peer before the claim's deadline of %s: recomputing", request_id
+            )
             return
         self._late_handles[request_id] = self._recving_transfers.pop(request_id)
         self._news.late[request_id] += 1
-        logger.warning("the read back for %s is still in flight at its claim's deadline: recomputing", request_id)
+        logger.warning(
+            "the read back for %s is still in flight at its claim's deadline: recomputing", request_id
+        )
 
     def _poll_late(self) -> None:
         for request_id, handles in list(self._late_handles.items()):
@@ -151,7 +157,8 @@ class KvloopWorker(NixlPullConnectorWorker):
             if self.nixl_wrapper.check_xfer_state(handle) == "PROC":
                 return False
         except Exception as error:
-            # NIXL raises for a transfer that broke off; whether bytes can still come is for the release to say.
+            # NIXL raises for a transfer that broke off; whether bytes can still come is for the release
+            # to say.
             logger.debug("late read back for %s: %s", request_id, error)
         return self._try_release_xfer_handle(request_id, handle)
 
