@@ -1,9 +1,9 @@
 """Makes a built-in model's folder: `python -m kvloop.local.convert NAME GGUF TARGET`.
 
-It runs as a process of its own, so that the command that wanted the model neither imports these packages nor keeps
-their memory. GGUF stores Llama's query and key projections with the two halves of each rotary pair interleaved;
-the folder that vLLM reads has them one half after the other (llama.cpp's converter permutes, this permutes back).
-Weights are written as float16: finer than bfloat16 at these magnitudes, and as small.
+It runs as a process of its own, so that the command that wanted the model neither imports these packages nor
+keeps their memory. GGUF stores Llama's query and key projections with the two halves of each rotary pair
+interleaved; the folder that vLLM reads has them one half after the other (llama.cpp's converter permutes,
+this permutes back). Weights are written as float16: finer than bfloat16 at these magnitudes, and as small.
 """
 
 import json
@@ -77,7 +77,9 @@ def _write_smollm2_weights(reader: Any, config: dict[str, Any], target: Path) ->
         count = heads.get(tensor.name.split(".")[2]) if tensor.name.startswith("blk.") else None
         if count is not None:
             rows, columns = weight.shape
-            weight = weight.reshape(count, rows // count // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+            weight = (
+                weight.reshape(count, rows // count // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+            )
         weights[_name(tensor.name)] = np.ascontiguousarray(weight, dtype=np.float16)
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
@@ -93,7 +95,11 @@ def convert(name: str, gguf: Path, target: Path) -> None:
     else:
         _write_smollm2_weights(reader, config, target)
     write_tokenizer(reader.fields, target)
-    generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"], "do_sample": False}
+    generation = {
+        "bos_token_id": config["bos_token_id"],
+        "eos_token_id": config["eos_token_id"],
+        "do_sample": False,
+    }
     (target / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 

@@ -1,16 +1,18 @@
-"""One vLLM server with the settings that its role needs: a command line and an environment, nothing started yet.
+"""One vLLM server with the settings that its role needs: a command line and an environment, nothing started
+yet.
 
-`kvloop engine` and `kvloop up` both build their engines here, so what the one-machine demo shows is what an operator
-gets. Each setting is one that is wrong by default: the plugin allow-list (endpoint plugins load only when named), the
-failure policy (a lost read must become a recompute), the transfer thread's pace (on a CPU it spins), and ports per
-data-parallel rank (vLLM adds the rank to the side channel's port, the connector to the control port).
+`kvloop engine` and `kvloop up` both build their engines here, so what the one-machine demo shows is what an
+operator gets. Each setting is one that is wrong by default: the plugin allow-list (endpoint plugins load only
+when named), the failure policy (a lost read must become a recompute), the transfer thread's pace (on a CPU it
+spins), and ports per data-parallel rank (vLLM adds the rank to the side channel's port, the connector to the
+control port).
 """
 
 import json
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvloop.errors import UserError
 from kvloop.local.flags import VllmFlags
@@ -31,7 +33,8 @@ _MODEL_FLAGS = ("--model", "--model-tag")
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """One engine as its operator describes it. `cores` is a vLLM CPU list ("0", "0-3", "0|1"); None leaves it to vLLM."""
+    """One engine as its operator describes it. `cores` is a vLLM CPU list ("0", "0-3", "0|1"); None leaves it
+    to vLLM."""
 
     role: Role
     model: str
@@ -43,7 +46,7 @@ class EngineOptions:
     engine_id: str | None = None
     cores: str | None = None
     keep_for_return: bool = True
-    flags: VllmFlags = VllmFlags()
+    flags: VllmFlags = field(default_factory=VllmFlags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,9 @@ class EngineCommand:
 
 def data_parallel_ranks(flags: VllmFlags) -> int:
     """How many data-parallel ranks this server runs, and so how many consecutive ports it needs."""
-    text = flags.value("--data-parallel-size-local", "-dpl") or flags.value("--data-parallel-size", "-dp") or "1"
+    text = (
+        flags.value("--data-parallel-size-local", "-dpl") or flags.value("--data-parallel-size", "-dp") or "1"
+    )
     if not text.isdigit() or int(text) < 1:
         raise UserError(f"--data-parallel-size must be a positive number, not {text!r}")
     return int(text)
@@ -66,7 +71,9 @@ def data_parallel_ranks(flags: VllmFlags) -> int:
 def _check_flags(flags: VllmFlags) -> None:
     dotted = flags.dotted(TRANSFER_FLAG)
     if dotted is not None:
-        raise UserError(f"{dotted}: give {TRANSFER_FLAG} as one JSON object, so that kvloop can merge its own settings in")
+        raise UserError(
+            f"{dotted}: give {TRANSFER_FLAG} as one JSON object, so that kvloop can merge its own settings in"
+        )
     for name in _MODEL_FLAGS:
         if flags.has(name):
             raise UserError(f"{name} was given twice, or after other vLLM flags as an abbreviation")
@@ -104,8 +111,8 @@ def build_engine_command(
 ) -> EngineCommand:
     """The command and environment for one engine.
 
-    Every flag in `options.flags` reaches vLLM unchanged and in order, except `--kv-transfer-config`, which is merged.
-    Raises `UserError` where the flags contradict what the loop needs.
+    Every flag in `options.flags` reaches vLLM unchanged and in order, except `--kv-transfer-config`, which is
+    merged. Raises `UserError` where the flags contradict what the loop needs.
     """
     _check_flags(options.flags)
     user_config = options.flags.value(TRANSFER_FLAG)

@@ -1,7 +1,7 @@
 """`kvloop engine`: become one vLLM server with the settings of its role.
 
-The process is replaced by vLLM (`exec`), so signals, exit codes and supervision are vLLM's own, and nothing of ours
-stays between an operator's process manager and the engine.
+The process is replaced by vLLM (`exec`), so signals, exit codes and supervision are vLLM's own, and nothing
+of ours stays between an operator's process manager and the engine.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from kvloop.errors import UserError
 from kvloop.local.engine import EngineCommand, EngineOptions, build_engine_command, data_parallel_ranks
@@ -25,9 +26,15 @@ DEFAULT_HTTP_PORT = 8000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that are kvloop's own; every other flag is vLLM's."""
-    parser.epilog = "Every other flag goes to vLLM unchanged, e.g. --port, --tensor-parallel-size, --max-model-len."
-    parser.add_argument("--role", required=True, choices=[role.value for role in Role], help="what this engine does")
-    parser.add_argument("--model", required=True, help="a model for vLLM (folder or hub id), or smollm2, or tiny")
+    parser.epilog = (
+        "Every other flag goes to vLLM unchanged, e.g. --port, --tensor-parallel-size, --max-model-len."
+    )
+    parser.add_argument(
+        "--role", required=True, choices=[role.value for role in Role], help="what this engine does"
+    )
+    parser.add_argument(
+        "--model", required=True, help="a model for vLLM (folder or hub id), or smollm2, or tiny"
+    )
     parser.add_argument(
         "--connector",
         default=Connector.KVLOOP.value,
@@ -45,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DEFAULT_CONTROL_PORT,
         metavar="N",
-        help="port for claims; data-parallel rank r listens on N+r; 0 takes a free one (default: %(default)s)",
+        help="port for claims; rank r of data parallel listens on N+r; 0: a free one (default: %(default)s)",
     )
     parser.add_argument(
         "--side-channel-port",
@@ -57,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--secret-file", metavar="FILE", help="the deployment's secret (see `kvloop keygen`)")
     parser.add_argument("--engine-id", metavar="ID", help="unique name of this engine, kept over restarts")
-    parser.add_argument("--cores", metavar="LIST", help='CPU only: cores of the engine\'s workers, e.g. "0-3" or "0|1"')
+    parser.add_argument(
+        "--cores", metavar="LIST", help='CPU only: cores of the engine\'s workers, e.g. "0-3" or "0|1"'
+    )
     parser.add_argument("--print-command", action="store_true", help="print what would be executed and exit")
 
 
@@ -96,7 +105,7 @@ def _options(args: argparse.Namespace, flags: VllmFlags, installation: Installat
 def _require_ports(options: EngineOptions) -> None:
     ranks = data_parallel_ranks(options.flags)
     http = _number(options.flags.value("--port") or str(DEFAULT_HTTP_PORT), "--port")
-    require_free(options.flags.value("--host") or "0.0.0.0", [("--port", http)])  # noqa: S104 - vLLM's own default
+    require_free(options.flags.value("--host") or "0.0.0.0", [("--port", http)])
     wanted = [("--side-channel-port", options.side_channel_port + rank) for rank in range(ranks)]
     if options.connector is Connector.KVLOOP:
         wanted += [("--control-port", options.control_port + rank) for rank in range(ranks)]
@@ -104,8 +113,14 @@ def _require_ports(options: EngineOptions) -> None:
 
 
 def _describe(command: EngineCommand, environment: dict[str, str]) -> str:
-    changed = [f"{key}={value}" for key, value in sorted(command.env.items()) if environment.get(key) != value]
+    changed = [
+        f"{key}={value}" for key, value in sorted(command.env.items()) if environment.get(key) != value
+    ]
     return shlex.join(["env", *changed, *command.argv])
+
+
+def _become(command: EngineCommand) -> NoReturn:
+    os.execvpe(command.argv[0], command.argv, dict(command.env))
 
 
 def run(args: argparse.Namespace, vllm_words: list[str]) -> int:
@@ -113,7 +128,9 @@ def run(args: argparse.Namespace, vllm_words: list[str]) -> int:
     installation = find_vllm()
     options = _options(args, VllmFlags(tuple(vllm_words)), installation)
     if options.secret_file is not None and not Path(options.secret_file).is_file():
-        raise UserError(f"--secret-file {options.secret_file} does not exist: make it with `kvloop keygen FILE`")
+        raise UserError(
+            f"--secret-file {options.secret_file} does not exist: make it with `kvloop keygen FILE`"
+        )
     environment = dict(os.environ) | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(options.side_channel_port)}
     command = build_engine_command(options, installation, environment)
     if args.print_command:
@@ -125,4 +142,4 @@ def run(args: argparse.Namespace, vllm_words: list[str]) -> int:
         f"{options.control_host}:{options.control_port}, side channel port {options.side_channel_port}\n"
     )
     sys.stderr.flush()
-    os.execvpe(command.argv[0], command.argv, dict(command.env))
+    _become(command)

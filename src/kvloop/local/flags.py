@@ -1,8 +1,8 @@
 """vLLM's flags as the user typed them: looked at, never re-parsed.
 
 `kvloop engine` passes on every flag that it does not know, so it must answer one question without vLLM's own
-parser (which takes seconds to import): did the user set this one, and to what? vLLM reads `--a-b` and `--a_b` as
-the same flag, `--x=1` like `--x 1`, `--no-x` as x set to false, and the last of several wins.
+parser (which takes seconds to import): did the user set this one, and to what? vLLM reads `--a-b` and `--a_b`
+as the same flag, `--x=1` like `--x 1`, `--no-x` as x set to false, and the last of several wins.
 """
 
 from dataclasses import dataclass

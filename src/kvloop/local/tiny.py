@@ -1,5 +1,4 @@
-"""The weights of `tiny`: random, fixed by a seed, and shaped so that greedy output is a good oracle.
-"""
+"""The weights of `tiny`: random, fixed by a seed, and shaped so that greedy output is a good oracle."""
 
 import re
 from collections.abc import Sequence
@@ -28,7 +27,9 @@ def write_tiny_weights(tokens: Sequence[str], target: Path) -> dict[str, Any]:
     rng = np.random.default_rng(SEED)
 
     def normal(rows: int, columns: int, gain: float = 1.0) -> Any:
-        return (rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain / columns**0.5)).astype(np.float32)
+        return (
+            rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain / columns**0.5)
+        ).astype(np.float32)
 
     weights = {
         "model.embed_tokens.weight": rng.standard_normal((len(tokens), HIDDEN), dtype=np.float32),

@@ -1,8 +1,8 @@
 """SmolLM2's tokenizer out of its GGUF file, in the files that vLLM and transformers read.
 
 It is a byte-level BPE that splits digits first and then as GPT-2 does. The chat template is the model's own,
-extended where it was silent: null content, tools, tool calls and tool results, in the form that vLLM's `hermes` parser
-reads. For plain messages it renders what the original renders, character for character.
+extended where it was silent: null content, tools, tool calls and tool results, in the form that vLLM's
+`hermes` parser reads. For plain messages it renders what the original renders, character for character.
 """
 
 import json
@@ -21,6 +21,7 @@ def write_tokenizer(fields: Any, target: Path) -> None:
     """Write `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` into `target`.
 
     `fields` is `gguf.GGUFReader.fields`.
+
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

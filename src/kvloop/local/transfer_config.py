@@ -1,7 +1,8 @@
 """The `--kv-transfer-config` of one engine: what its role needs, merged with what the user wrote.
 
-The user's value wins wherever the engine still keeps kvloop's promises with it. Where it would not, starting is an
-error of one line: vLLM would accept the combination and then answer with errors, or from another request's KV.
+The user's value wins wherever the engine still keeps kvloop's promises with it. Where it would not, starting
+is an error of one line: vLLM would accept the combination and then answer with errors, or from another
+request's KV.
 """
 
 import json
@@ -12,7 +13,8 @@ from typing import Any
 
 from kvloop.errors import UserError
 
-# Measured on two cores: with no delay the transfer thread takes a core of its own, and prefill takes twice as long.
+# Measured on two cores: with no delay the transfer thread takes a core of its own, and prefill takes twice as
+# long.
 CPU_PROGRESS_DELAY_US = 500
 
 
@@ -32,7 +34,8 @@ class Connector(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
-    """What the launcher decides about KV transfer. `engine_id` is unique in the deployment and kept over restarts."""
+    """What the launcher decides about KV transfer. `engine_id` is unique in the deployment and kept over
+    restarts."""
 
     role: Role
     connector: Connector
@@ -98,12 +101,18 @@ def merge_transfer_config(options: TransferOptions, user: Mapping[str, Any]) -> 
     config = _defaults(options)
     for key, reason in _FIXED.items():
         if key in user and user[key] != config.get(key):
-            raise UserError(f"--kv-transfer-config: {key} must be {config.get(key)!r}, not {user[key]!r}: {reason}")
+            raise UserError(
+                f"--kv-transfer-config: {key} must be {config.get(key)!r}, not {user[key]!r}: {reason}"
+            )
     extra = config["kv_connector_extra_config"]
     user_extra = user.get("kv_connector_extra_config", {})
     if user_extra.get("kvloop_role", options.role.value) != options.role.value:
-        raise UserError(f"--kv-transfer-config: kvloop_role is {user_extra['kvloop_role']!r} but --role is {options.role}")
+        raise UserError(
+            f"--kv-transfer-config: kvloop_role is {user_extra['kvloop_role']!r} but --role is {options.role}"
+        )
     merged = extra | user_extra
     if options.connector is Connector.KVLOOP and not merged.get("kvloop_secret_file"):
-        raise UserError("--secret-file is missing: make one file for the whole deployment with `kvloop keygen FILE`")
+        raise UserError(
+            "--secret-file is missing: make one file for the whole deployment with `kvloop keygen FILE`"
+        )
     return config | dict(user) | {"kv_connector_extra_config": merged}

@@ -1,0 +1,194 @@
+"""A whole deployment on one machine: prefill engines, decode engines and a router, as one context manager.
+
+    with Stack(StackConfig(model="tiny", decode=2)) as stack:
+        post(stack.url + "/v1/chat/completions", ...)
+        stack.decode[0].kill()
+        stack.decode[0].restart()
+
+Entering returns when everything is ready, or raises `UserError` with the log's tail and nothing left running;
+leaving stops everything. Each engine gets cores of its own where there are enough. Logs and the deployment's
+secret live in the run folder, which goes when the stack is left, unless it was left by an error or given by
+the caller.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kvloop.local.engine import EngineCommand, EngineOptions, build_engine_command, data_parallel_ranks
+from kvloop.local.flags import VllmFlags
+from kvloop.local.installation import find_vllm
+from kvloop.local.models import Model, cache_folder, resolve_model
+from kvloop.local.ports import free_port_run, free_ports, require_free
+from kvloop.local.readiness import Say, StartTimes, wait_ready
+from kvloop.local.secret import write_secret
+from kvloop.local.server import Server, ServerSpec
+from kvloop.local.stack_config import StackConfig, engine_cores, engine_flags
+from kvloop.local.supervise import stop_all
+from kvloop.local.transfer_config import Connector, Role
+
+HOST = "127.0.0.1"
+
+BuildEngine = Callable[[EngineOptions, Mapping[str, str]], EngineCommand]
+
+
+def _build_vllm(options: EngineOptions, environment: Mapping[str, str]) -> EngineCommand:
+    return build_engine_command(options, find_vllm(), environment)
+
+
+class Engine(Server):
+    """A prefill or decode engine of the stack."""
+
+    def __init__(self, spec: ServerSpec, options: EngineOptions, stack: "Stack") -> None:
+        super().__init__(spec)
+        self.options = options
+        self._stack = stack
+
+    @property
+    def engine_id(self) -> str:
+        """Its id in handles and transfers, the same over restarts."""
+        return self.options.engine_id or self.name
+
+    @property
+    def control_port(self) -> int:
+        """Where its connector answers claims."""
+        return self.options.control_port
+
+    def restart(self, timeout_s: float | None = None) -> None:
+        """Kill it if it runs, start it at the same address with the same id, and wait until it is ready."""
+        if self.running:
+            self.kill()
+        self.start()
+        self._stack.wait([self], timeout_s)
+
+
+class Stack:
+    """The deployment. `build` makes an engine's command (tests put a fake there), `say` gets progress
+    lines."""
+
+    def __init__(
+        self, config: StackConfig, *, build: BuildEngine = _build_vllm, say: Say = lambda _: None
+    ) -> None:
+        self.config = config
+        self.prefill: list[Engine] = []
+        self.decode: list[Engine] = []
+        self.routers: dict[str, Server] = {}
+        self.folder = config.folder or Path(tempfile.mkdtemp(prefix="kvloop-"))
+        self._build = build
+        self._say = say
+        self._times = StartTimes(cache_folder() / "start-seconds.json")
+
+    @property
+    def url(self) -> str:
+        """The router's address; without a router, the first decode engine's."""
+        return self.routers["router"].url if self.routers else self.decode[0].url
+
+    @property
+    def router(self) -> Server:
+        """The router. Raises `KeyError` in a stack without one."""
+        return self.routers["router"]
+
+    @property
+    def servers(self) -> list[Server]:
+        """Every server, engines first."""
+        return [*self.prefill, *self.decode, *self.routers.values()]
+
+    def __enter__(self) -> Self:
+        """Start everything and wait until it is ready."""
+        try:
+            self._start()
+        except BaseException:
+            self._end(keep_logs=True)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop everything."""
+        self._end(keep_logs=kind is not None and not issubclass(kind, KeyboardInterrupt | SystemExit))
+
+    def wait(self, servers: list[Engine] | list[Server], timeout_s: float | None = None) -> None:
+        """Wait until the servers are ready. Raises `UserError` with the tail of the log of one that is
+        not."""
+        wait_ready(servers, timeout_s or self.config.ready_timeout_s, self._say)
+
+    def add_router(self, name: str, flags: tuple[str, ...] = (), port: int | None = None) -> Server:
+        """Start one more router in front of the same engines and wait until it is ready."""
+        chosen = port or free_ports(1, HOST)[0]
+        argv = [sys.executable, "-m", "kvloop.cli", "route", "--host", HOST, "--port", str(chosen)]
+        for role, engines in (("--prefill", self.prefill), ("--decode", self.decode)):
+            for engine in engines:
+                argv += [role, engine.url]
+        spec = ServerSpec(name, (*argv, *flags), dict(os.environ), HOST, chosen, self.folder / f"{name}.log")
+        self.routers[name] = Server(spec)
+        self.routers[name].start()
+        self.wait([self.routers[name]])
+        return self.routers[name]
+
+    def _start(self) -> None:
+        config = self.config
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if config.port is not None:
+            require_free(HOST, [("the router's --port", config.port)])
+        model = resolve_model(config.model, allow_hub=False, progress=self._say)
+        secret = self.folder / "secret"
+        if not secret.exists():
+            write_secret(secret)
+        self._place_engines(model, secret)
+        kind = f"{config.model} {len(self.servers)} {config.connector}"
+        self._say(
+            f"starting {config.prefill} prefill and {config.decode} decode engines; logs in {self.folder}"
+        )
+        for engine in self.servers:
+            engine.start()
+        expected_s = self._times.expected_s(kind)
+        self._times.record(kind, wait_ready(self.servers, config.ready_timeout_s, self._say, expected_s))
+        if config.router:
+            self._say("starting the router")
+            returns = "on" if config.returns else "off"
+            self.add_router("router", ("--return", returns, *config.router_flags), config.port)
+
+    def _place_engines(self, model: Model, secret: Path) -> None:
+        names = [(Role.PREFILL, i) for i in range(self.config.prefill)]
+        names += [(Role.DECODE, i) for i in range(self.config.decode)]
+        ports = iter(free_ports(3 * len(names), HOST))
+        cores = engine_cores(len(names), self.config.pin)
+        for (role, index), core in zip(names, cores, strict=True):
+            flags = engine_flags(self.config, role, model)
+            http, control, side_channel = next(ports), next(ports), next(ports)
+            ranks = data_parallel_ranks(flags)
+            if ranks > 1:
+                control, side_channel = free_port_run(ranks, HOST), free_port_run(ranks, HOST)
+            options = EngineOptions(
+                role=role,
+                model=model.location,
+                control_host=HOST,
+                control_port=control,
+                side_channel_port=side_channel,
+                connector=self.config.connector,
+                secret_file=str(secret) if self.config.connector is Connector.KVLOOP else None,
+                engine_id=f"{role}-{index}-{os.getpid()}-{http}",
+                cores=core,
+                keep_for_return=self.config.returns,
+                flags=VllmFlags(("--host", HOST, "--port", str(http), *flags.words)),
+            )
+            self._add_engine(options, f"{role}-{index}", http)
+
+    def _add_engine(self, options: EngineOptions, name: str, port: int) -> None:
+        command = self._build(options, self.config.environment(os.environ))
+        spec = ServerSpec(name, command.argv, command.env, HOST, port, self.folder / f"{name}.log")
+        engines = self.prefill if options.role is Role.PREFILL else self.decode
+        engines.append(Engine(spec, options, self))
+
+    def _end(self, *, keep_logs: bool) -> None:
+        # Routers first: they would only report the engines' end as failures.
+        for group in (list(self.routers.values()), [*self.prefill, *self.decode]):
+            stop_all(server.process for server in group if server.process is not None)
+        if self.config.folder is None and not keep_logs:
+            shutil.rmtree(self.folder, ignore_errors=True)
