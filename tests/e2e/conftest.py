@@ -1,0 +1,70 @@
+"""Real engines, shared by all tests of a session: they start once, and their logs are shown where a test fails.
+
+`pair` is the plain deployment: prefill without a prefix cache, so that every token is local, returned or computed for
+one reason only. `small` is the awkward one: prefill with a prefix cache, few blocks, short leases, short claims.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvloop.local.stack import Stack
+from kvloop.local.stack_config import StackConfig
+from tests.e2e.turns import Pair
+
+CLAIM_TERM_MS = 3_000
+# A claim takes a millisecond; on a machine that tests share, the thread that answers may have to wait for its core.
+CLAIM_TIMEOUT_MS = 5_000
+LOG_TAIL_LINES = 40
+BLOCK_TOKENS = 32
+
+
+def _stack(request: pytest.FixtureRequest, config: StackConfig) -> Iterator[Stack]:
+    with Stack(config) as stack:
+        request.config.stash.setdefault(_STACKS, []).append(stack)
+        yield stack
+
+
+_STACKS: pytest.StashKey[list[Stack]] = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Show the engines' last lines with a failure."""
+    report = yield
+    if report.failed:
+        for stack in item.config.stash.get(_STACKS, []):
+            for server in stack.servers:
+                report.sections.append((f"log of {server.name}", server.log_tail(LOG_TAIL_LINES)))
+    return report
+
+
+@pytest.fixture(scope="session")
+def pair_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """One prefill engine without prefix cache and one decode engine."""
+    yield from _stack(
+        request,
+        StackConfig(
+            router=False,
+            engine_flags=("--max-model-len", "4096", "--block-size", str(BLOCK_TOKENS)),
+            prefill_flags=("--no-enable-prefix-caching",),
+            engine_extra={"kvloop_claim_timeout_ms": CLAIM_TIMEOUT_MS, "kvloop_claim_term_ms": CLAIM_TERM_MS},
+        ),
+    )
+
+
+@pytest.fixture
+def pair(pair_stack: Stack) -> Iterator[Pair]:
+    """The pair, with both engines running when the test begins."""
+    for engine in pair_stack.servers:
+        if not engine.running:
+            engine.start()
+            pair_stack.wait([engine])
+    yield Pair(pair_stack.prefill[0], pair_stack.decode[0])
+
+
+@pytest.fixture(scope="session")
+def secret(pair_stack: Stack) -> bytes:
+    """The deployment's secret."""
+    return (pair_stack.folder / "secret").read_bytes().strip()
