@@ -1,10 +1,8 @@
-"""The read machine, move by move. Two peers over a bad link are in tests/wire/test_two_peers.py."""
+"""The read machine, move by move. Any order of calls: test_claim_machine.py; two peers: tests/wire."""
 
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvloop.core.chain import Identity, build_chain, root_digest
 from kvloop.core.claim import (
@@ -264,55 +262,3 @@ def test_no_event_leads_out_of_a_final_state() -> None:
         assert (state, event) not in TRANSITIONS
     ways = [move for move, after in TRANSITIONS.items() if after is ReadState.DONE]
     assert ways == [(ReadState.READING, ReadEvent.FINISH)]
-
-
-calls = st.tuples(
-    st.sampled_from(
-        ["ask", "grant", "refuse", "poll", "start", "finish", "fail", "give_up", "forget", "advance"]
-    ),
-    st.sampled_from("rs"),
-    st.integers(0, 40),
-)
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.lists(calls, max_size=40))
-def test_any_order_of_calls_is_survived(script: list[tuple[str, str, int]]) -> None:
-    """Nothing raises; a claim is released at most once; after one Recompute a request hears nothing else."""
-    book, now = ReadBook(REPLY_TIMEOUT, 2, MARGIN), 0
-    asks = {"r": 0, "s": 0}
-    moved_on = {"r": False, "s": False}
-    released: list[str] = []
-    grants = 0
-    for call, request_id, number in script:
-        sent: tuple[SendRelease, ...] = ()
-        now += number if call == "advance" else 0
-        if call == "ask":
-            command = book.ask(request_id, HANDLE, WANTED, now)
-            if isinstance(command, SendClaim):
-                asks[request_id] = command.ask_id
-        elif call == "grant":
-            grants += 1
-            ask_id = asks[request_id] - number % 2
-            sent = book.on_granted(request_id, f"c{grants}", 200, BLOCKS, TERM, now, ask_id=ask_id)
-        elif call == "refuse":
-            book.on_refused(request_id, "no_match", ask_id=asks[request_id])
-        elif call == "poll":
-            answer = book.poll(request_id, now)
-            assert isinstance(answer, Recompute) or not moved_on[request_id]
-            moved_on[request_id] |= isinstance(answer, Recompute) and book.state(request_id) is not None
-        elif call == "start":
-            assert not (book.start(request_id) and moved_on[request_id])
-        elif call in ("finish", "fail"):
-            verdict, sent = book.finish(request_id, now, failed=call == "fail")
-            assert not (isinstance(verdict, Keep) and (moved_on[request_id] or call == "fail"))
-        elif call == "give_up":
-            sent = book.give_up(request_id, "aborted", now)
-        elif call == "forget":
-            sent = book.forget(request_id)
-            moved_on[request_id] = False
-        else:
-            book.advance(now)
-        released += [release.claim_id for release in sent]
-        assert len(released) == len(set(released))
-        book.check_integrity()

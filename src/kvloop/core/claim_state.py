@@ -72,7 +72,6 @@ class RecomputeReason(StrEnum):
     REFUSED = "refused"
     DEADLINE = "deadline"
     READ_FAILED = "read_failed"
-    FORGOTTEN = "forgotten"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,230 @@
+"""Which earlier turn a request goes on from: a guess that the engines check.
+
+A conversation has no name on the wire, but it has a past, and the client resends it with every turn. So a
+finished turn is filed under a rolling digest of every prefix of what its client sent,
+
+    k[i] = BLAKE2b(root, unit[0] .. unit[i]; key, 16 bytes)
+
+a unit being a message, or a stretch of a prompt; the root is whatever changes the tokens before the first
+unit, and the tenant. A prefix belongs to the newest turn that has it. The longest prefix of a new request
+that is found names the turn that shares most with it: its continuation, a fork, an edit further up. Names
+that clients send (conversation and session ids) are filed beside the digests, each under its kind.
+
+A digest or a name only proposes a handle. The engines prove every reuse themselves, so a wrong guess costs
+time and a forgotten turn costs time, never an answer. Hence the bounds: by keys, by bytes, by age.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvloop.core.deadline import Deadlines
+from kvloop.core.key import checked_key
+
+KEY_BYTES = 16
+CONTENT = "content"  # the kind under which a turn without a name is listed
+MAX_UNITS = 4096  # an agent's longest recorded sessions have under 1,000 messages; what is beyond is not filed
+KEY_COST_BYTES = 150  # a dictionary slot and a 16-byte key, and its place in the turn's tuple: measured 146
+TURN_COST_BYTES = 1000  # a turn's own objects, less its handle and names: measured 910
+_CONTENT_PURPOSE = b"kvloop.content"
+_NAME_PURPOSE = b"kvloop.name"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What a client calls its conversation. Equal values of different kinds are different names."""
+
+    kind: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class FiledTurn:
+    """A finished turn: decode's opaque handle, the engine that gave it, how many units its request had."""
+
+    handle: bytes
+    engine: str
+    tenant: str
+    depth: int
+    expires_ns: int
+    names: tuple[Name, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A turn to go on from. `by` is `content` or the name's kind; `depth` counts the units known to be shared."""
+
+    turn: FiledTurn
+    by: str
+    depth: int
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    serial: str
+    turn: FiledTurn
+    keys: tuple[bytes, ...]
+    cost_bytes: int
+    held: int  # keys that still lead here; at 0 a newer turn has taken them all over
+
+
+def content_keys(key: bytes, root: Sequence[bytes], units: Iterable[bytes]) -> list[bytes]:
+    """The digest of every prefix: element i covers the root and units 0 to i, up to `MAX_UNITS`.
+
+    Every part goes in behind its length, and the root's parts behind their number: none runs into another.
+    """
+    rolling = hashlib.blake2b(key=checked_key(key), digest_size=KEY_BYTES, person=_CONTENT_PURPOSE)
+    rolling.update(len(root).to_bytes(8, "little"))
+    for part in root:
+        rolling.update(len(part).to_bytes(8, "little") + part)
+    keys = []
+    for unit in units:
+        if len(keys) == MAX_UNITS:
+            break
+        rolling.update(len(unit).to_bytes(8, "little"))
+        rolling.update(unit)
+        keys.append(rolling.copy().digest())
+    return keys
+
+
+def name_key(key: bytes, tenant: str, name: Name) -> bytes:
+    """The key under which `tenant` finds `name`."""
+    digest = hashlib.blake2b(key=checked_key(key), digest_size=KEY_BYTES, person=_NAME_PURPOSE)
+    for part in (tenant.encode(), name.kind.encode(), name.value.encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+class LineageTable:
+    """Filed turns by key, least recently used out first. Times are nanoseconds of one monotonic clock."""
+
+    def __init__(self, max_keys: int, max_bytes: int) -> None:
+        """`max_bytes` bounds an estimate of the memory that the table takes."""
+        if min(max_keys, max_bytes) <= 0:
+            raise ValueError("bounds must be positive")
+        self.max_keys = max_keys
+        self.max_bytes = max_bytes
+        self._newest: dict[bytes, _Entry] = {}
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._deadlines = Deadlines()
+        self._serial = 0
+        self._used_bytes = 0
+
+    def __len__(self) -> int:
+        """Turns that can be found."""
+        return len(self._entries)
+
+    @property
+    def key_count(self) -> int:
+        """Keys that lead to a turn."""
+        return len(self._newest)
+
+    @property
+    def used_bytes(self) -> int:
+        """The estimate that `max_bytes` bounds."""
+        return self._used_bytes
+
+    def file(self, turn: FiledTurn, keys: Sequence[bytes], now_ns: int) -> None:
+        """Make `turn` the newest one under each of `keys` (content and names); without keys, nothing."""
+        self.expire(now_ns)
+        unique = tuple(dict.fromkeys(keys))
+        if not unique or turn.expires_ns <= now_ns:
+            return
+        self._serial += 1
+        names_bytes = sum(len(name.kind) + len(name.value) for name in turn.names)
+        cost_bytes = TURN_COST_BYTES + len(turn.handle) + names_bytes + KEY_COST_BYTES * len(unique)
+        entry = _Entry(str(self._serial), turn, unique, cost_bytes, len(unique))
+        for key in unique:
+            older = self._newest.get(key)
+            self._newest[key] = entry
+            if older is not None:
+                older.held -= 1
+                if not older.held:
+                    self._forget(older)
+        self._entries[entry.serial] = entry
+        self._deadlines.set(entry.serial, turn.expires_ns)
+        self._used_bytes += cost_bytes
+        while len(self._newest) > self.max_keys or self._used_bytes > self.max_bytes:
+            self._drop(next(iter(self._entries.values())))
+
+    def find(
+        self, content: Sequence[bytes], names: Sequence[tuple[Name, bytes]], now_ns: int
+    ) -> Match | None:
+        """The turn that shares most with a request of these content keys and names.
+
+        The longest known prefix wins if it is all that its turn had, or at least as much as the named turn had;
+        else the first name that is known; else the prefix after all.
+        """
+        self.expire(now_ns)
+        by_content = self._longest(content)
+        if by_content is not None and by_content.depth >= by_content.turn.depth:
+            return self._used(by_content)
+        for name, key in names:
+            entry = self._newest.get(key)
+            if entry is None:
+                continue
+            if by_content is not None and by_content.depth >= entry.turn.depth:
+                break
+            return self._used(Match(entry.turn, name.kind, 0), entry)
+        return self._used(by_content)
+
+    def turns(self) -> Iterator[tuple[FiledTurn, str]]:
+        """Every turn, newest use first, with the hexadecimal content key or name key that it is listed under."""
+        for entry in reversed(self._entries.values()):
+            yield entry.turn, entry.keys[-1].hex()
+
+    def remove(self, kind: str, value: str) -> int:
+        """Forget the turns named so, whoever's they are; with the kind `content`, the one listed so."""
+        found = [
+            entry
+            for entry in self._entries.values()
+            if (entry.keys[-1].hex() == value if kind == CONTENT else Name(kind, value) in entry.turn.names)
+        ]
+        for entry in found:
+            self._drop(entry)
+        return len(found)
+
+    def expire(self, now_ns: int) -> None:
+        """Forget what has passed its time."""
+        while (serial := self._deadlines.pop_due(now_ns)) is not None:
+            self._drop(self._entries[serial])
+
+    def check_integrity(self) -> None:
+        """AssertionError where the books do not balance."""
+        held: dict[str, int] = dict.fromkeys(self._entries, 0)
+        for key, entry in self._newest.items():
+            assert self._entries.get(entry.serial) is entry, "a key leads to a forgotten turn"
+            assert key in entry.keys, "a key leads to a turn that does not have it"
+            held[entry.serial] += 1
+        for serial, entry in self._entries.items():
+            assert entry.held == held[serial] > 0, "a turn miscounts its keys, or cannot be found"
+            assert serial in self._deadlines, "a turn that never expires"
+        assert len(self._deadlines) == len(self._entries)
+        assert self._used_bytes == sum(entry.cost_bytes for entry in self._entries.values())
+        assert self.key_count <= self.max_keys
+        assert self._used_bytes <= self.max_bytes
+        self._deadlines.check_integrity()
+
+    def _longest(self, content: Sequence[bytes]) -> Match | None:
+        for depth in range(len(content), 0, -1):
+            entry = self._newest.get(content[depth - 1])
+            if entry is not None:
+                return Match(entry.turn, CONTENT, depth)
+        return None
+
+    def _used(self, match: Match | None, entry: _Entry | None = None) -> Match | None:
+        if match is not None and entry is not None:
+            self._entries.move_to_end(entry.serial)
+        return match
+
+    def _drop(self, entry: _Entry) -> None:
+        for key in entry.keys:
+            if self._newest.get(key) is entry:
+                del self._newest[key]
+        self._forget(entry)
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._entries[entry.serial]
+        self._deadlines.discard(entry.serial)
+        self._used_bytes -= entry.cost_bytes
