@@ -1,7 +1,9 @@
-"""Real engines, shared by all tests of a session: they start once, and their logs are shown where a test fails.
+"""Real engines, shared by all tests of a session: they start once, and their logs are shown where a test
+fails.
 
-`pair` is the plain deployment: prefill without a prefix cache, so that every token is local, returned or computed for
-one reason only. `small` is the awkward one: prefill with a prefix cache, few blocks, short leases, short claims.
+`pair` is the plain deployment: prefill without a prefix cache, so that every token is local, returned or
+computed for one reason only. `small` is the awkward one: prefill with a prefix cache, few blocks, short
+leases, short claims.
 """
 
 from collections.abc import Iterator
@@ -14,13 +16,15 @@ from kvloop.local.stack_config import StackConfig
 from tests.e2e.turns import Pair
 
 CLAIM_TERM_MS = 3_000
-# A claim takes a millisecond; on a machine that tests share, the thread that answers may have to wait for its core.
+# A claim takes a millisecond; on a machine that tests share, the thread that answers may have to wait for
+# its core.
 CLAIM_TIMEOUT_MS = 5_000
 LOG_TAIL_LINES = 40
 BLOCK_TOKENS = 32
 
 
-def _stack(request: pytest.FixtureRequest, config: StackConfig) -> Iterator[Stack]:
+def run_stack(request: pytest.FixtureRequest, config: StackConfig) -> Iterator[Stack]:
+    """Start a stack, show its logs with failures while it lives, stop it."""
     with Stack(config) as stack:
         request.config.stash.setdefault(_STACKS, []).append(stack)
         yield stack
@@ -43,7 +47,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 @pytest.fixture(scope="session")
 def pair_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """One prefill engine without prefix cache and one decode engine."""
-    yield from _stack(
+    yield from run_stack(
         request,
         StackConfig(
             router=False,
@@ -55,13 +59,13 @@ def pair_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def pair(pair_stack: Stack) -> Iterator[Pair]:
+def pair(pair_stack: Stack) -> Pair:
     """The pair, with both engines running when the test begins."""
     for engine in pair_stack.servers:
         if not engine.running:
             engine.start()
             pair_stack.wait([engine])
-    yield Pair(pair_stack.prefill[0], pair_stack.decode[0])
+    return Pair(pair_stack.prefill[0], pair_stack.decode[0])
 
 
 @pytest.fixture(scope="session")

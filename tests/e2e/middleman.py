@@ -1,7 +1,8 @@
 """A party between prefill and decode on the control channel, for the faults that only timing can make.
 
-It holds the deployment's secret, so it can mint handles that name itself, hear prefill's claims, ask decode in turn,
-and do something unkind (stop decode, wait, forget, forge) between decode's answer and its own.
+It holds the deployment's secret, so it can mint handles that name itself, hear prefill's claims, ask
+decode in turn, and do something unkind (stop decode, wait, forget, forge) between decode's answer and its
+own.
 """
 
 import os

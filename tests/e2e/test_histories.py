@@ -1,4 +1,5 @@
-"""What a history may do between two turns, and what of it is read back. Every answer equals a cold engine's."""
+"""What a history may do between two turns, and what of it is read back. Every answer equals a cold
+engine's."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -147,7 +148,8 @@ def test_last_turn_regenerated(pair: Pair) -> None:
     ],
 )
 def test_answer_tokenised_differently(pair: Pair, rewrite: Any) -> None:
-    """What the client's copy of an answer does to its tokens decides how far it matches, never what is said."""
+    """What the client's copy of an answer does to its tokens decides how far it matches, never what is
+    said."""
     messages = opening("birds")
     first = pair.turn(messages)
     again = [*messages, assistant(rewrite(first.text)), user("More?")]
@@ -195,7 +197,8 @@ def test_prompt_shorter_than_what_decode_holds(pair: Pair) -> None:
     turn = pair.turn(shorter, last.filed)
     check(pair, turn, shorter)
     prompt = turn.account["prompt_tokens"]
-    # The generation prompt follows the shorter history, an answer the longer one: they part at or before its end.
+    # The generation prompt follows the shorter history, an answer the longer one: they part at or before
+    # its end.
     assert prompt - 2 * SEGMENT < turn.returned <= prompt
 
 

@@ -1,7 +1,8 @@
 """Drives a prefill and a decode engine by hand, as a router would, and keeps the books.
 
-The oracle is the same prompt computed cold: by the prefill engine with nothing cached (a salt of its own) and nothing
-returned. The tiny model runs in float32 and is peaked, so greedy output is a function of the KV that was read.
+The oracle is the same prompt computed cold: by the prefill engine with nothing cached (a salt of its own)
+and nothing returned. The tiny model runs in float32 and is peaked, so greedy output is a function of the
+KV that was read.
 """
 
 import json
@@ -49,12 +50,19 @@ class Turn:
 def post(url: str, body: dict[str, Any], timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
     """The answer's body; `EngineError` for an HTTP error."""
     headers = {"content-type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - our own engines
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return answer.read()  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
         raise EngineError(error.code, error.read().decode(errors="replace")) from error
+
+
+def counted(engine: Engine, metric: str) -> float:
+    """One of an engine's Prometheus counters, summed over its labels."""
+    with urllib.request.urlopen(engine.url + "/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(metric))
 
 
 def events(body: bytes) -> list[dict[str, Any]]:

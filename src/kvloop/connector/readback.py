@@ -245,9 +245,9 @@ class ReadBack:
         if read is None or not read.in_flight:
             return
         read.in_flight = False
-        # The workers compared the read's end with its deadline; this call comes a step later and must not
-        # again.
-        ended_ns = min(time.monotonic_ns(), read.deadline_ns - 1)
+        now_ns = time.monotonic_ns()
+        # The workers have compared a good read's end with its deadline; this call comes a step later.
+        ended_ns = now_ns if failed else min(now_ns, read.deadline_ns - 1)
         verdict, releases = self._book.finish(request_id, ended_ns, failed=failed)
         self._send_releases(releases)
         if isinstance(verdict, Keep):
