@@ -1,7 +1,7 @@
 """Real engines, shared by all tests of a session: they start once, and their logs are shown where a test
 fails.
 
-`pair` is the plain deployment: prefill without a prefix cache, so that every token is local, returned or
+`pair` is the plain deployment: no prefix cache on either side, so that every token is local, returned or
 computed for one reason only. `small` is the awkward one: prefill with a prefix cache, few blocks, short
 leases, short claims.
 """
@@ -46,13 +46,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 @pytest.fixture(scope="session")
 def pair_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """One prefill engine without prefix cache and one decode engine."""
+    """One prefill engine and one decode engine, both without a prefix cache."""
     yield from run_stack(
         request,
         StackConfig(
             router=False,
             engine_flags=("--max-model-len", "4096", "--block-size", str(BLOCK_TOKENS)),
             prefill_flags=("--no-enable-prefix-caching",),
+            decode_flags=("--no-enable-prefix-caching",),
             engine_extra={"kvloop_claim_timeout_ms": CLAIM_TIMEOUT_MS, "kvloop_claim_term_ms": CLAIM_TERM_MS},
         ),
     )

@@ -97,9 +97,13 @@ def test_decode_stopped_during_the_read(pair: Pair, secret: bytes) -> None:
     messages, last = history_of(pair, "stop-during-read")
     woken = threading.Event()
 
+    def wake() -> None:
+        pair.decode.cont()
+        woken.set()
+
     def sleep_on() -> None:
         pair.decode.stop()
-        threading.Timer(STOPPED_S, lambda: (pair.decode.cont(), woken.set())).start()
+        threading.Timer(STOPPED_S, wake).start()
 
     with Middleman(secret, relay_then(sleep_on)) as middleman:
         filed = middleman.take_over(last.filed or {})

@@ -67,7 +67,7 @@ def test_conversation(pair: Pair, stream: bool) -> None:
 def test_tool_call_turns(pair: Pair) -> None:
     """A turn that carries tools, a tool call and its result reuses what came before it."""
     tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
-    fields = {"tools": tools, "tool_choice": "none"}
+    fields: dict[str, Any] = {"tools": tools, "tool_choice": "none"}
     messages = opening("cities")
     first = pair.turn(messages, **fields)
     check(pair, first, messages, **fields)
@@ -163,7 +163,7 @@ def test_other_tools_with_the_same_messages(pair: Pair) -> None:
     history, last = two_turns(pair, "roads")
     messages = [*history, user("And?")]
     tools = [{"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}]
-    fields = {"tools": tools, "tool_choice": "none"}
+    fields: dict[str, Any] = {"tools": tools, "tool_choice": "none"}
     turn = pair.turn(messages, last.filed, **fields)
     check(pair, turn, messages, **fields)
     assert turn.returned == 0

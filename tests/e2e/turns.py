@@ -143,7 +143,9 @@ def _whole(raw: bytes) -> tuple[str, list[int], dict[str, Any] | None, dict[str,
 
 
 def _streamed(raw: bytes) -> tuple[str, list[int], dict[str, Any] | None, dict[str, Any]]:
-    text, tokens, kept, usage = "", [], None, {}
+    text, kept = "", None
+    tokens: list[int] = []
+    usage: dict[str, Any] = {}
     for event in events(raw):
         if event.get("object") == "kvloop.handle":
             kept = event["kv_transfer_params"]
