@@ -110,6 +110,26 @@ def test_chains_that_agree_again_do_not_match_again() -> None:
     assert matched_tokens(held, spliced) == 0
 
 
+@quick
+@given(st.integers(0, 10 * DIGEST_BYTES * 8 - 1))
+def test_one_changed_bit_of_a_digest_ends_the_match_there(bit: int) -> None:
+    """Digests are compared to their last bit: whichever one differs, its segment is not matched."""
+    held = build_chain(KEY, ROOT, range(10 * SEGMENT_TOKENS))
+    segments = bytearray(held.segments)
+    segments[bit // 8] ^= 1 << bit % 8
+    matched = bit // 8 // DIGEST_BYTES * SEGMENT_TOKENS
+    assert matched_tokens(held, replace(held, segments=bytes(segments))) == matched
+    assert matched_tokens(replace(held, segments=bytes(segments)), held) == matched
+
+
+def test_what_a_peer_says_of_its_chain_is_not_believed() -> None:
+    """The same digests under another root, or the same tail for another count, prove less or nothing."""
+    held = build_chain(KEY, ROOT, range(70))
+    assert matched_tokens(held, replace(held, root=bytes(DIGEST_BYTES))) == 0
+    assert matched_tokens(held, replace(held, token_count=75)) == 64
+    assert matched_tokens(held, replace(held, token_count=69)) == 64
+
+
 @pytest.mark.parametrize("field", ["model", "revision", "kv_layout", "lora", "salt"])
 def test_identity_separates(field: str) -> None:
     """Another model, revision, layout, LoRA or tenant: not one token matches."""

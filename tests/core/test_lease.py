@@ -169,6 +169,26 @@ def test_renewal_never_passes_the_ttl_since_the_last_use() -> None:
     assert table.deadline_ns("l") == TTL - 1 + TTL
 
 
+def test_a_claim_that_times_out_was_a_use() -> None:
+    """The TTL counts from when the claim was made, also if its reader was never heard of again."""
+    table = table_with_lease()
+    claim(table, "c", TERM - 20)
+    table.advance(TERM - 20 + CLAIM_TERM)
+    assert table.claim_count() == 0
+    assert table.renew("l", TERM - 1, 10 * TTL)
+    assert table.deadline_ns("l") == TERM - 20 + TTL
+
+
+def test_the_next_deadline_is_the_earliest_of_all() -> None:
+    """A claim's deadline wakes the table as a lease's does."""
+    table = table_with_lease()
+    assert table.next_deadline_ns() == TERM
+    claim(table, "c", 5)
+    assert table.next_deadline_ns() == 5 + CLAIM_TERM
+    table.release("c", 6)
+    assert table.next_deadline_ns() == TERM
+
+
 def test_renewal_never_shortens() -> None:
     """A renewal that was overtaken by a later one changes nothing."""
     table = table_with_lease()

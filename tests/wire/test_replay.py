@@ -40,6 +40,11 @@ def test_skew_is_inclusive(sent_ms: int) -> None:
     ReplayGuard(SKEW, 8).admit("p", nonce(1), sent_ms, 1_000)
 
 
+def test_a_clock_may_begin_at_zero() -> None:
+    """In virtual time the first frame is of the first millisecond."""
+    ReplayGuard(SKEW, 8).admit("p", nonce(1), 0, 0)
+
+
 def test_overflow_forgets_the_right_to_replay() -> None:
     """When the window overflows, its oldest frame cannot be replayed although it is not remembered."""
     guard = ReplayGuard(SKEW, 2)

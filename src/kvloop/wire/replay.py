@@ -21,7 +21,7 @@ class ReplayGuard:
         self._replay_window = replay_window
         self._seen: set[tuple[str, bytes]] = set()
         self._by_age: list[tuple[int, str, bytes]] = []
-        self._floor_ms = 0  # no frame this old is accepted from anyone
+        self._floor_ms = -1  # no frame this old is accepted from anyone
         self._sender_floors_ms: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class ReplayGuard:
             raise FrameSkewedError(f"{now_ms - sent_ms} ms")
         if (sender, nonce) in self._seen:
             raise FrameReplayedError
-        if sent_ms <= max(self._floor_ms, self._sender_floors_ms.get(sender, 0)):
+        if sent_ms <= max(self._floor_ms, self._sender_floors_ms.get(sender, -1)):
             raise FrameReplayedError("older than the window")
         self._forget_stale(now_ms)
         if len(self._by_age) >= self._replay_window:
@@ -58,7 +58,7 @@ class ReplayGuard:
         sent_ms, sender, nonce = heapq.heappop(self._by_age)
         self._seen.remove((sender, nonce))
         floors = self._sender_floors_ms
-        floors[sender] = max(floors.get(sender, 0), sent_ms)
+        floors[sender] = max(floors.get(sender, -1), sent_ms)
         if len(floors) > self._replay_window:
             self._floor_ms = max(self._floor_ms, max(floors.values()))
             floors.clear()

@@ -31,7 +31,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Everything that chance decides. `fates`: per frame, the delays of its copies in ms; none is lost."""
+    """Everything that chance decides. `fates`: of each frame, the delays of its copies; () is lost."""
 
     fates: list[tuple[int, ...]]
     corrupt: set[int]
