@@ -85,6 +85,16 @@ def test_senders_are_bounded() -> None:
         guard.check_integrity()
 
 
+def test_forgetting_senders_forgets_no_frame() -> None:
+    """When too many senders have been forgotten to tell them apart, what each of them sent stays refused."""
+    guard = ReplayGuard(SKEW, 1)
+    for number, sender in enumerate("abc"):
+        guard.admit(sender, nonce(number), 1_000 + number, 1_000)
+    for number, sender in enumerate("abc"):
+        with pytest.raises(FrameReplayedError):
+            guard.admit(sender, nonce(number), 1_000 + number, 1_000)
+
+
 def test_bounds_must_be_positive() -> None:
     """A guard that remembers nothing is a mistake in the configuration."""
     with pytest.raises(ValueError, match="positive"):
