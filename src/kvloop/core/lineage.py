@@ -24,7 +24,9 @@ from kvloop.core.key import checked_key
 
 KEY_BYTES = 16
 CONTENT = "content"  # the kind under which a turn without a name is listed
-MAX_UNITS = 4096  # an agent's longest recorded sessions have under 1,000 messages; what is beyond is not filed
+MAX_UNITS = (
+    4096  # an agent's longest recorded sessions have under 1,000 messages; what is beyond is not filed
+)
 KEY_COST_BYTES = 150  # a dictionary slot and a 16-byte key, and its place in the turn's tuple: measured 146
 TURN_COST_BYTES = 1000  # a turn's own objects, less its handle and names: measured 910
 _CONTENT_PURPOSE = b"kvloop.content"
@@ -53,7 +55,10 @@ class FiledTurn:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A turn to go on from. `by` is `content` or the name's kind; `depth` counts the units known to be shared."""
+    """A turn to go on from.
+
+    `by` is `content` or the name's kind; `depth` counts the units known to be shared.
+    """
 
     turn: FiledTurn
     by: str
@@ -63,6 +68,7 @@ class Match:
 @dataclass(slots=True, eq=False)
 class _Entry:
     serial: str
+    label: str
     turn: FiledTurn
     keys: tuple[bytes, ...]
     cost_bytes: int
@@ -78,7 +84,7 @@ def content_keys(key: bytes, root: Sequence[bytes], units: Iterable[bytes]) -> l
     rolling.update(len(root).to_bytes(8, "little"))
     for part in root:
         rolling.update(len(part).to_bytes(8, "little") + part)
-    keys = []
+    keys: list[bytes] = []
     for unit in units:
         if len(keys) == MAX_UNITS:
             break
@@ -88,10 +94,13 @@ def content_keys(key: bytes, root: Sequence[bytes], units: Iterable[bytes]) -> l
     return keys
 
 
-def name_key(key: bytes, tenant: str, name: Name) -> bytes:
-    """The key under which `tenant` finds `name`."""
+def name_key(key: bytes, tenant: str, model: str, name: Name) -> bytes:
+    """The key under which `tenant` finds `name`.
+
+    Agents use one session for several models: each has its own.
+    """
     digest = hashlib.blake2b(key=checked_key(key), digest_size=KEY_BYTES, person=_NAME_PURPOSE)
-    for part in (tenant.encode(), name.kind.encode(), name.value.encode()):
+    for part in (text.encode() for text in (tenant, model, name.kind, name.value)):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
 
@@ -125,16 +134,17 @@ class LineageTable:
         """The estimate that `max_bytes` bounds."""
         return self._used_bytes
 
-    def file(self, turn: FiledTurn, keys: Sequence[bytes], now_ns: int) -> None:
-        """Make `turn` the newest one under each of `keys` (content and names); without keys, nothing."""
+    def file(self, turn: FiledTurn, content: Sequence[bytes], names: Sequence[bytes], now_ns: int) -> None:
+        """Make `turn` the newest one under each of its content and name keys; without any, nothing."""
         self.expire(now_ns)
-        unique = tuple(dict.fromkeys(keys))
+        unique = tuple(dict.fromkeys((*content, *names)))
         if not unique or turn.expires_ns <= now_ns:
             return
+        label = (content or names)[-1].hex()
         self._serial += 1
         names_bytes = sum(len(name.kind) + len(name.value) for name in turn.names)
         cost_bytes = TURN_COST_BYTES + len(turn.handle) + names_bytes + KEY_COST_BYTES * len(unique)
-        entry = _Entry(str(self._serial), turn, unique, cost_bytes, len(unique))
+        entry = _Entry(str(self._serial), label, turn, unique, cost_bytes, len(unique))
         for key in unique:
             older = self._newest.get(key)
             self._newest[key] = entry
@@ -151,35 +161,36 @@ class LineageTable:
     def find(
         self, content: Sequence[bytes], names: Sequence[tuple[Name, bytes]], now_ns: int
     ) -> Match | None:
-        """The turn that shares most with a request of these content keys and names.
+        """The turn that shares most with a request of these content keys and names (with their keys).
 
-        The longest known prefix wins if it is all that its turn had, or at least as much as the named turn had;
-        else the first name that is known; else the prefix after all.
+        The longest known prefix wins if it is all that its turn had, or as much as the named turn had; else
+        the first name that is known; else the prefix after all.
         """
         self.expire(now_ns)
-        by_content = self._longest(content)
-        if by_content is not None and by_content.depth >= by_content.turn.depth:
-            return self._used(by_content)
-        for name, key in names:
-            entry = self._newest.get(key)
-            if entry is None:
-                continue
-            if by_content is not None and by_content.depth >= entry.turn.depth:
-                break
-            return self._used(Match(entry.turn, name.kind, 0), entry)
-        return self._used(by_content)
+        entry, depth = self._longest(content)
+        by = CONTENT
+        if entry is None or depth < entry.turn.depth:
+            for name, key in names:
+                named = self._newest.get(key)
+                if named is not None and (entry is None or depth < named.turn.depth):
+                    entry, depth, by = named, depth if named is entry else 0, name.kind
+                    break
+        if entry is None:
+            return None
+        self._entries.move_to_end(entry.serial)
+        return Match(entry.turn, by, depth)
 
     def turns(self) -> Iterator[tuple[FiledTurn, str]]:
-        """Every turn, newest use first, with the hexadecimal content key or name key that it is listed under."""
+        """Every turn, latest use first, with the hexadecimal digest that it is listed under."""
         for entry in reversed(self._entries.values()):
-            yield entry.turn, entry.keys[-1].hex()
+            yield entry.turn, entry.label
 
     def remove(self, kind: str, value: str) -> int:
         """Forget the turns named so, whoever's they are; with the kind `content`, the one listed so."""
         found = [
             entry
             for entry in self._entries.values()
-            if (entry.keys[-1].hex() == value if kind == CONTENT else Name(kind, value) in entry.turn.names)
+            if (entry.label == value if kind == CONTENT else Name(kind, value) in entry.turn.names)
         ]
         for entry in found:
             self._drop(entry)
@@ -206,17 +217,12 @@ class LineageTable:
         assert self._used_bytes <= self.max_bytes
         self._deadlines.check_integrity()
 
-    def _longest(self, content: Sequence[bytes]) -> Match | None:
+    def _longest(self, content: Sequence[bytes]) -> tuple[_Entry | None, int]:
         for depth in range(len(content), 0, -1):
             entry = self._newest.get(content[depth - 1])
             if entry is not None:
-                return Match(entry.turn, CONTENT, depth)
-        return None
-
-    def _used(self, match: Match | None, entry: _Entry | None = None) -> Match | None:
-        if match is not None and entry is not None:
-            self._entries.move_to_end(entry.serial)
-        return match
+                return entry, depth
+        return None, 0
 
     def _drop(self, entry: _Entry) -> None:
         for key in entry.keys:

@@ -10,7 +10,9 @@ additive form). Ties go round by turn number, which the caller counts.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-AFFINITY_SLACK_REQUESTS = 4  # the blocks that another engine would have to pull cost less than a queue of five
+AFFINITY_SLACK_REQUESTS = (
+    4  # the blocks that another engine would have to pull cost less than a queue of five
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,82 @@
+"""The operator's side, an ordinary ASGI application on a port of its own: metrics, health, conversations."""
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvloop.core.lineage import CONTENT
+from kvloop.router.conversations import Conversations
+from kvloop.router.engines import Fleet
+from kvloop.router.metrics import Metrics
+
+LIST_MAX_TURNS = 1000
+_NS_PER_S = 1_000_000_000
+
+
+def admin_app(fleet: Fleet, conversations: Conversations, metrics: Metrics) -> Starlette:
+    """The routes: `/metrics`, `/health`, `/conversations`, `/conversations/{kind}/{id}`."""
+    return Starlette(
+        routes=[
+            Route("/metrics", lambda _: Response(metrics.text(), media_type="text/plain; version=0.0.4")),
+            Route("/health", _health(fleet)),
+            Route("/conversations", _list(conversations)),
+            Route("/conversations/{kind}/{value:path}", _forget(conversations), methods=["DELETE"]),
+        ]
+    )
+
+
+def _health(fleet: Fleet) -> Callable[[Request], Response]:
+    def answer(_: Request) -> Response:
+        engines = [
+            {
+                "url": engine.url,
+                "role": engine.role,
+                "available": fleet.is_available(engine),
+                "in_flight": engine.in_flight,
+            }
+            for engine in fleet.engines()
+        ]
+        healthy = fleet.healthy()
+        return JSONResponse(
+            {"status": "ok" if healthy else "down", "engines": engines}, 200 if healthy else 503
+        )
+
+    return answer
+
+
+def _list(conversations: Conversations) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        asked = request.query_params.get("limit", "100")
+        limit = min(int(asked), LIST_MAX_TURNS) if asked.isdecimal() else 100
+        now_ns = conversations.clock_ns()
+        conversations.table.expire(now_ns)
+        listed: list[dict[str, Any]] = []
+        for turn, label in conversations.table.turns():
+            if len(listed) == limit:
+                break
+            names = [{"kind": name.kind, "id": name.value} for name in turn.names]
+            listed.append(
+                {
+                    "names": [*names, {"kind": CONTENT, "id": label}],
+                    "tenant": turn.tenant,
+                    "units": turn.depth,
+                    "decode": turn.engine,
+                    "expires_in_s": round((turn.expires_ns - now_ns) / _NS_PER_S, 3),
+                }
+            )
+        return JSONResponse({"total": len(conversations.table), "conversations": listed})
+
+    return answer
+
+
+def _forget(conversations: Conversations) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        kind, value = request.path_params["kind"], request.path_params["value"]
+        forgotten = conversations.table.remove(kind, value)
+        return JSONResponse({"forgotten": forgotten}, 200 if forgotten else 404)
+
+    return answer

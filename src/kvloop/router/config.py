@@ -1,0 +1,169 @@
+"""What a router is told at its start, and the flags that say it. Nothing else configures it."""
+
+import argparse
+from dataclasses import dataclass, field, fields
+from urllib.parse import urlsplit
+
+from kvloop.errors import UserError
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what a client or an engine may make the router hold."""
+
+    max_connections: int = 8192
+    max_header_bytes: int = 64 * 1024  # as large as the strictest common proxy's, twice
+    max_body_bytes: int = 64 * _MIB  # a dozen images as base64
+    max_buffered_bytes: int = 1024 * _MIB  # all requests' bodies together
+    max_answer_bytes: int = 64 * _MIB  # a JSON answer, held until its handle is out
+    max_event_bytes: int = 8 * _MIB  # one line of a stream
+    max_conversation_keys: int = 400_000
+    max_conversation_bytes: int = 128 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Waits, in seconds."""
+
+    connect_timeout_s: float = 5.0
+    client_timeout_s: float = 60.0  # for a request to come in whole, once it has begun
+    keep_alive_s: float = 75.0
+    idle_timeout_s: float = 3600.0  # without one byte from decode (an unstreamed answer is silent to its end)
+    drain_timeout_s: float = 10.0  # for answers under way when told to stop
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Engines' base URLs, where to listen, and how to behave. UserError for what cannot work."""
+
+    decode: tuple[str, ...]
+    prefill: tuple[str, ...] = ()
+    host: str = "0.0.0.0"  # as vLLM's own server does
+    port: int = 8000
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8001
+    return_enabled: bool = True
+    prefill_timeout_s: float = 300.0
+    retention_s: float = 480.0  # decoder_kv_blocks_ttl: a handle is worth nothing after it
+    tenant_header: str = "authorization"
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        if not self.decode:
+            raise UserError("at least one --decode URL is needed")
+        for url in (*self.prefill, *self.decode):
+            check_url(url)
+        for group in (self.limits, self.timeouts):
+            for bound in fields(group):
+                if getattr(group, bound.name) <= 0:
+                    raise UserError(f"--{bound.name.replace('_', '-')} must be positive")
+        if min(self.prefill_timeout_s, self.retention_s) <= 0:
+            raise UserError("--prefill-timeout-s and --retention-s must be positive")
+
+
+def check_url(url: str) -> None:
+    """UserError unless `url` is `http(s)://host[:port]`."""
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and (parts.port is None or 0 < parts.port < 65536)
+    except ValueError:
+        named = False
+    if not named or parts.scheme not in ("http", "https") or parts.path not in ("", "/") or parts.query:
+        raise UserError(f"{url!r} is not an engine's base URL, like http://127.0.0.1:8100")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The router's flags."""
+    default = RouterConfig(decode=("http://localhost",))
+    parser.add_argument(
+        "--prefill", metavar="URL", action="append", default=[], help="a prefill engine; repeat for more"
+    )
+    parser.add_argument(
+        "--decode", metavar="URL", action="append", default=[], help="a decode engine; repeat for more"
+    )
+    parser.add_argument("--host", default=default.host, help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=default.port, help="port to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--admin-host",
+        default=default.admin_host,
+        help="address of metrics and conversations (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--admin-port",
+        type=int,
+        default=default.admin_port,
+        help="port of metrics and conversations (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--return",
+        dest="return_mode",
+        choices=("on", "off"),
+        default="on",
+        help="read earlier turns back from decode, or compute every prompt on prefill (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tenant-header",
+        metavar="NAME",
+        default=default.tenant_header,
+        help="the request header that says whose conversations and caches it may reuse (default: %(default)s)",
+    )
+    _add_bound(
+        parser,
+        "prefill_timeout_s",
+        default.prefill_timeout_s,
+        "for a prompt's prefill before another way is taken",
+    )
+    _add_bound(parser, "retention_s", default.retention_s, "a handle's life; decode's decoder_kv_blocks_ttl")
+    for group in (default.timeouts, default.limits):
+        for bound in fields(group):
+            _add_bound(parser, bound.name, getattr(group, bound.name), _BOUND_HELP[bound.name])
+
+
+def from_args(namespace: argparse.Namespace) -> RouterConfig:
+    """The config that the parsed flags describe. UserError for what cannot work."""
+    return RouterConfig(
+        prefill=tuple(namespace.prefill),
+        decode=tuple(namespace.decode),
+        host=namespace.host,
+        port=namespace.port,
+        admin_host=namespace.admin_host,
+        admin_port=namespace.admin_port,
+        return_enabled=namespace.return_mode == "on",
+        prefill_timeout_s=namespace.prefill_timeout_s,
+        retention_s=namespace.retention_s,
+        tenant_header=namespace.tenant_header.lower(),
+        limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
+        timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),
+    )
+
+
+_BOUND_HELP = {
+    "connect_timeout_s": "for a connection to an engine",
+    "client_timeout_s": "for a request to come in whole",
+    "keep_alive_s": "a client's connection is kept without a request",
+    "idle_timeout_s": "an answer may stand still",
+    "drain_timeout_s": "for answers under way when told to stop",
+    "max_connections": "clients' connections",
+    "max_header_bytes": "a request's line and headers; more is answered with 431",
+    "max_body_bytes": "a request's body; more is answered with 413",
+    "max_buffered_bytes": "all requests' bodies together; more is answered with 503",
+    "max_answer_bytes": "a JSON answer; more is answered with 502",
+    "max_event_bytes": "one event of a stream",
+    "max_conversation_keys": "message prefixes and names that are remembered",
+    "max_conversation_bytes": "memory for the conversations that are remembered",
+}
+
+
+def _add_bound(parser: argparse.ArgumentParser, name: str, default: float, what: str) -> None:
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=type(default),
+        default=default,
+        metavar="SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT",
+        help=f"{what} (default: %(default)s)",
+    )

@@ -1,0 +1,126 @@
+"""The router's memory: which handle a request may read back from, and whose it is.
+
+A request belongs to a tenant: a digest of the header that says who is calling (Authorization, unless
+configured otherwise). The tenant goes into every key of the lineage table, and into the cache salt that the
+engines see, so that neither side ever meets another tenant's blocks; a request without that header is
+everybody's, and its own salt goes on as it is. Names come from wherever clients put them today, each under
+its own kind.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, content_keys, name_key
+from kvloop.router.request import Request
+from kvloop.wire.openai import (
+    SALT_PREFIX,
+    Generation,
+    RequestError,
+    filed_handle,
+    lineage_root,
+    lineage_units,
+)
+
+MAX_NAME_CHARS = 256
+MAX_HANDLE_BYTES = 256 * 1024  # upstream's lists the blocks of every group; ours has under 300 bytes
+# From the one that names a single conversation most surely to the one that several may share.
+NAME_FIELDS = (
+    "conversation_id",
+    "session_id",
+    "session_params.session_id",
+    "metadata.session_id",
+    "prompt_cache_key",
+)
+NAME_HEADERS = (
+    "x-conversation-id",
+    "x-session-id",
+    "x-claude-code-session-id",
+    "thread-id",
+    "session-id",
+    "x-dynamo-session-id",
+    "x-smg-routing-key",
+)
+_HEADER_KEYS = tuple((kind, kind.encode()) for kind in NAME_HEADERS)
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A request as the table sees it. `salt` is the engines' cache salt, None for none."""
+
+    tenant: str
+    salt: str | None
+    content: list[bytes]
+    names: list[tuple[Name, bytes]]
+    match: Match | None
+
+
+class Conversations:
+    """The lineage table with its clock, its key and its retention."""
+
+    def __init__(
+        self,
+        table: LineageTable,
+        key: bytes,
+        tenant_header: str,
+        retention_s: float,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self.table = table
+        self.clock_ns = clock_ns
+        self._key = key
+        self._tenant_header = tenant_header.encode()
+        self._retention_ns = int(retention_s * _NS_PER_S)
+
+    def look_up(self, request: Request, generation: Generation) -> Lookup:
+        """Whose request it is, and the turn it goes on from.
+
+        RequestError for a tenant that contradicts itself.
+        """
+        tenant = self._tenant(request)
+        salt = _salt(tenant, generation.cache_salt) if tenant else generation.cache_salt
+        content = content_keys(self._key, lineage_root(generation, tenant, salt), lineage_units(generation))
+        names = [
+            (name, name_key(self._key, tenant, generation.model, name))
+            for name in _names(request, generation)
+        ]
+        return Lookup(tenant, salt, content, names, self.table.find(content, names, self.clock_ns()))
+
+    def file(self, lookup: Lookup, handle: bytes, engine: str) -> bool:
+        """Remember the handle that `engine` gave for the request's turn. False if it is not worth it."""
+        filed = filed_handle(handle) if len(handle) <= MAX_HANDLE_BYTES else None
+        if filed is None:
+            return False
+        now_ns = self.clock_ns()
+        names = tuple(name for name, _ in lookup.names)
+        turn = FiledTurn(
+            filed, engine, lookup.tenant, len(lookup.content), now_ns + self._retention_ns, names
+        )
+        self.table.file(turn, lookup.content, [key for _, key in lookup.names], now_ns)
+        return True
+
+    def _tenant(self, request: Request) -> str:
+        values = [value for name, value in request.headers if name == self._tenant_header]
+        if len(values) > 1:
+            header = self._tenant_header.decode()
+            raise RequestError(f"the request has {len(values)} {header} headers", header, "invalid_value")
+        if not values:
+            return ""
+        return hashlib.blake2b(values[0], digest_size=16, person=b"kvloop.tenant").hexdigest()
+
+
+def _salt(tenant: str, own: str | None) -> str:
+    """The cache salt of a tenant's requests:
+
+    theirs alone, and by their own salt apart. Fit for vLLM's alphabet.
+    """
+    digest = hashlib.blake2b(tenant.encode(), digest_size=16, person=b"kvloop.salt")
+    digest.update(b"\0" if own is None else b"\1" + own.encode())
+    return SALT_PREFIX + digest.hexdigest()
+
+
+def _names(request: Request, generation: Generation) -> list[Name]:
+    names = [Name(kind, value) for kind in NAME_FIELDS if (value := generation.text(kind))]
+    names += [Name(kind, sent.decode("latin-1")) for kind, key in _HEADER_KEYS if (sent := request.get(key))]
+    return [name for name in names if len(name.value) <= MAX_NAME_CHARS]

@@ -1,0 +1,198 @@
+"""The engines: their connections, what they have in flight, and whether they are worth trying.
+
+Health is passive: an engine that cannot be reached, or lets a hop time out, is left out for a moment, twice
+as long each time up to a bound; the first answer clears it. A connection that is kept for reuse may be closed
+by the engine at the very moment a request goes out on it, so a request that got not one byte back on a used
+connection goes out once more on a new one.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from kvloop.core.placement import Candidate, choose
+from kvloop.router.turn import Failure
+from kvloop.router.upstream import EngineConnection, EngineFailureError, Head
+
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 8.0  # an engine that is back is found within this
+IDLE_MAX_S = 4.0  # vLLM's own keep-alive is 5 s
+IDLE_MAX_CONNECTIONS = 256  # per engine
+
+
+@dataclass(slots=True)
+class Exchange:
+    """An answer under way: its head, and the connection that its body comes over. Close it."""
+
+    head: Head
+    connection: EngineConnection
+
+
+class Engine:
+    """One vLLM server."""
+
+    def __init__(self, url: str, role: str, connect_timeout_s: float) -> None:
+        parts = urlsplit(url)
+        self.url = url.rstrip("/")
+        self.role = role
+        self.in_flight = 0
+        self.authority = parts.netloc.encode()
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: list[EngineConnection] = []
+        self._open: set[EngineConnection] = set()
+        self._backoff_s = 0.0
+        self._avoid_until_s = 0.0
+
+    def available(self, now_s: float) -> bool:
+        """Whether it has not just failed."""
+        return now_s >= self._avoid_until_s
+
+    def failed(self, now_s: float) -> None:
+        """It could not be reached, or did not answer in time."""
+        if now_s >= self._avoid_until_s:  # failures of one outage count once
+            self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_FIRST_S), BACKOFF_MAX_S)
+            self._avoid_until_s = now_s + self._backoff_s
+
+    def answered(self) -> None:
+        """It did answer."""
+        self._backoff_s = self._avoid_until_s = 0.0
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """One request in flight, while the block lasts."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    async def ask(self, parts: Sequence[bytes]) -> Exchange:
+        """Send a request, return when the answer's head is there. EngineFailureError if that fails."""
+        connection = self._take_idle()
+        if connection is not None:
+            with suppress(_StaleError):
+                return await self._exchange(connection, parts)
+        return await self._exchange(await self._connect(), parts)
+
+    async def fetch(self, parts: Sequence[bytes], max_bytes: int) -> tuple[Head, bytes]:
+        """Send a request and gather its answer.
+
+        EngineFailureError if that fails, or it is over `max_bytes`.
+        """
+        exchange = await self.ask(parts)
+        try:
+            return exchange.head, await exchange.connection.collect(max_bytes)
+        finally:
+            exchange.connection.close()
+
+    def close(self) -> None:
+        """Abort every connection."""
+        for connection in list(self._open):
+            connection.abort()
+
+    async def _exchange(self, connection: EngineConnection, parts: Sequence[bytes]) -> Exchange:
+        try:
+            return Exchange(await connection.ask(parts), connection)
+        except BaseException as error:
+            connection.close()
+            stale = (
+                isinstance(error, EngineFailureError) and error.kind == "closed" and not connection.answered
+            )
+            if stale and connection.exchanges > 1:
+                raise _StaleError from error
+            raise
+
+    async def _connect(self) -> EngineConnection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: EngineConnection(loop, self._release), self._host, self._port, ssl=self._ssl
+                )
+        except (OSError, TimeoutError) as error:
+            kind = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
+            raise EngineFailureError(kind, Failure.UNREACHED, str(error)) from None
+        self._open.add(connection)
+        return connection
+
+    def _take_idle(self) -> EngineConnection | None:
+        now_s = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and now_s - connection.idle_since_s < IDLE_MAX_S:
+                return connection
+            connection.abort()
+        return None
+
+    def _release(self, connection: EngineConnection, reusable: bool) -> None:
+        if reusable and len(self._idle) < IDLE_MAX_CONNECTIONS:
+            connection.idle_since_s = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+            return
+        if reusable:
+            connection.abort()
+        self._open.discard(connection)
+        with suppress(ValueError):
+            self._idle.remove(connection)
+
+
+class _StaleError(Exception):
+    """A kept connection turned out to be closed."""
+
+
+class Fleet:
+    """All engines, and the choice among them."""
+
+    def __init__(
+        self, prefill: Sequence[Engine], decode: Sequence[Engine], clock: Callable[[], float]
+    ) -> None:
+        self.prefill = {engine.url: engine for engine in prefill}
+        self.decode = {engine.url: engine for engine in decode}
+        self._clock = clock
+        self._turns = 0
+
+    def engines(self) -> list[Engine]:
+        """Every engine, prefill first."""
+        return [*self.prefill.values(), *self.decode.values()]
+
+    def choose_prefill(self, excluded: Collection[str]) -> str | None:
+        """A prefill engine that is not excluded and has not just failed."""
+        self._turns += 1
+        return choose(self._candidates(self.prefill), self._turns, excluded=excluded)
+
+    def choose_decode(
+        self, preferred: str | None, excluded: Collection[str], last_resort: bool
+    ) -> str | None:
+        """A decode engine, `preferred` if its queue allows; as a last resort one that has just failed."""
+        self._turns += 1
+        chosen = choose(self._candidates(self.decode), self._turns, preferred, excluded)
+        if chosen is None and last_resort:
+            everyone = [Candidate(engine.url, engine.in_flight) for engine in self.decode.values()]
+            chosen = choose(everyone, self._turns, preferred, excluded)
+        return chosen
+
+    def is_available(self, engine: Engine) -> bool:
+        """Whether an engine has not just failed."""
+        return engine.available(self._clock())
+
+    def healthy(self) -> bool:
+        """Whether some decode engine is worth trying: without one nothing can be served."""
+        now_s = self._clock()
+        return any(engine.available(now_s) for engine in self.decode.values())
+
+    def close(self) -> None:
+        """Abort every connection."""
+        for engine in self.engines():
+            engine.close()
+
+    def _candidates(self, engines: dict[str, Engine]) -> list[Candidate]:
+        now_s = self._clock()
+        return [
+            Candidate(engine.url, engine.in_flight, engine.available(now_s)) for engine in engines.values()
+        ]

@@ -1,0 +1,99 @@
+"""What the router counts, in Prometheus' terms, in a registry of its own.
+
+Counters are resolved to their label values once: on the way of a request only increments are left.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvloop.core.lineage import LineageTable
+from kvloop.router.engines import Fleet
+from kvloop.router.turn import Route
+
+MAX_MISS_REASONS = 32
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """All of the router's counters and histograms. Names begin with `kvloop_router_`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        requests = self._counter("requests", "Generation requests answered", "route", "status")
+        self._requests = requests
+        self.found = self._counter(
+            "lookups", "Requests by how an earlier turn was found (none: it was not)", "by"
+        )
+        self.fallbacks = self._counter("fallbacks", "Hops that failed and were replaced", "hop", "reason")
+        self.alone = self._counter(
+            "unsplit", "Requests that prefill and decode cannot share, by field", "field"
+        )
+        self._miss_reasons: set[str] = set()
+        self._misses = self._counter(
+            "return_misses", "Handles that brought nothing back, by prefill's reason", "reason"
+        )
+        self.tokens = self._counter("prompt_tokens", "Prompt tokens by where their KV came from", "source")
+        self.filed = self._counter("handles_filed", "Handles taken out of answers and filed")
+        self.cut = self._counter("answers_cut", "Answers that broke off after their first byte", "side")
+        self.gone = self._counter("clients_gone", "Requests whose client left before the answer was whole")
+        seconds = Histogram(
+            "kvloop_router_first_byte_seconds",
+            "From a request's last byte to its answer's first",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.first_byte = {route: seconds.labels(route.value) for route in Route}
+
+    def answered(self, route: Route, status: int) -> None:
+        """One request was answered."""
+        self._requests.labels(route.value, str(status)).inc()
+
+    def missed(self, reason: str | None) -> None:
+        """A handle brought nothing back. Engines name the reason; what they call it is bounded in number."""
+        reason = reason or "unknown"
+        if reason not in self._miss_reasons:
+            reason = (
+                reason if len(self._miss_reasons) < MAX_MISS_REASONS and reason.isidentifier() else "other"
+            )
+            self._miss_reasons.add(reason)
+        self._misses.labels(reason).inc()
+
+    def observe(self, fleet: Fleet, table: LineageTable) -> None:
+        """Let a scrape show the engines and the table as they are then."""
+        self.registry.register(_State(fleet, table))
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"kvloop_router_{name}", what, labels, registry=self.registry)
+
+
+class _State(Collector):
+    def __init__(self, fleet: Fleet, table: LineageTable) -> None:
+        self._fleet = fleet
+        self._table = table
+
+    def collect(self) -> Iterator[Metric]:
+        in_flight = GaugeMetricFamily(
+            "kvloop_router_in_flight", "Requests at an engine", labels=("role", "engine")
+        )
+        up = GaugeMetricFamily(
+            "kvloop_router_engine_up", "0 while an engine is left out", labels=("role", "engine")
+        )
+        for engine in self._fleet.engines():
+            in_flight.add_metric((engine.role, engine.url), engine.in_flight)
+            up.add_metric((engine.role, engine.url), self._fleet.is_available(engine))
+        yield in_flight
+        yield up
+        for name, what, value in (
+            ("turns", "Turns that can be found", len(self._table)),
+            ("turn_keys", "Prefixes and names that lead to them", self._table.key_count),
+            ("turn_bytes", "Estimate of their memory", self._table.used_bytes),
+        ):
+            yield GaugeMetricFamily(f"kvloop_router_{name}", what, value=value)

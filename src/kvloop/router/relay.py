@@ -1,0 +1,123 @@
+"""A stream on its way from decode to a client: every read passed on at once, less the handle.
+
+The answer's head goes out with its first bytes, so until then a decode engine that breaks off can be
+replaced; after that the client is told, in an event of its own, and the connection ends. A client that does
+not read stops the reading from the engine, and with it the engine.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from kvloop.errors import ProtocolError
+from kvloop.router.response import Headers, Response
+from kvloop.router.upstream import EngineConnection, EngineFailureError
+from kvloop.wire.openai import error_body
+from kvloop.wire.sse import HandleFilter
+
+
+class StreamRelay:
+    """The sink between one exchange and one response. `done` tells whether the stream was whole.
+
+    `on_first` is called before the first byte goes out, `on_handle` with every handle that is taken out,
+    before the client can know that the answer is over. `done` raises EngineFailureError if not a byte has
+    gone out.
+    """
+
+    def __init__(
+        self,
+        connection: EngineConnection,
+        response: Response,
+        headers: Headers,
+        max_event_bytes: int,
+        on_first: Callable[[], None],
+        on_handle: Callable[[bytes], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[bool] = self._loop.create_future()
+        self._connection = connection
+        self._response = response
+        self._headers = headers
+        self._filter = HandleFilter(max_event_bytes)
+        self._on_first = on_first
+        self._on_handle = on_handle
+        self._handle: bytes | None = None
+        self._moved_s = self._loop.time()
+
+    async def run(self, idle_timeout_s: float) -> bool:
+        """Take the whole stream. False if it broke off, or stood still for too long."""
+        self._response.on_pause = self._connection.pause
+        self._response.on_resume = self._connection.resume
+        timer = self._loop.call_later(idle_timeout_s, self._check_idle, idle_timeout_s)
+        try:
+            self._connection.attach(self)
+            return await self.done
+        finally:
+            timer.cancel()
+
+    def on_body(self, data: bytes) -> None:
+        """One read's worth of the stream."""
+        if self.done.done():
+            return
+        self._moved_s = self._loop.time()
+        try:
+            passed = self._filter.feed(data)
+        except ProtocolError as error:
+            self._cut(f"the engine's answer was not usable: {error}")
+            return
+        self._pass(passed)
+
+    def on_end(self) -> None:
+        """The engine has said everything."""
+        if self.done.done():
+            return
+        self._pass(self._filter.close())
+        if not self._response.started:
+            self._start()
+        self._response.finish()
+        self.done.set_result(True)
+
+    def on_lost(self, error: EngineFailureError) -> None:
+        """The engine is gone."""
+        if self.done.done():
+            return
+        if self._response.started:
+            self._cut("the engine broke off its answer")
+        else:
+            self.done.set_exception(error)
+
+    def _pass(self, data: bytes) -> None:
+        if self._filter.handle is not self._handle:
+            self._handle = self._filter.handle
+            if self._handle is not None:
+                self._on_handle(self._handle)
+        if data:
+            if not self._response.started:
+                self._start()
+            self._response.write(data)
+
+    def _start(self) -> None:
+        self._on_first()
+        self._response.start(200, self._headers)
+
+    def _cut(self, why: str) -> None:
+        """End with an error event.
+
+        The line break before it ends an event whose blank line is still to come.
+        """
+        if not self._response.started:
+            self._start()
+        self._response.write(b"\ndata: " + error_body(why, "server_error") + b"\n\n")
+        self._response.keep_alive = False
+        self._response.finish()
+        self.done.set_result(False)
+
+    def _check_idle(self, idle_timeout_s: float) -> None:
+        if self.done.done():
+            return
+        left_s = self._moved_s + idle_timeout_s - self._loop.time()
+        if left_s > 0:
+            self._loop.call_later(left_s, self._check_idle, idle_timeout_s)
+        elif self._response.started:
+            self._cut("the answer stood still for too long")
+        else:
+            self._connection.abort()

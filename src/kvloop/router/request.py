@@ -1,0 +1,167 @@
+"""Bytes into requests, without I/O: llhttp does the grammar, this the bounds.
+
+Whatever breaks HTTP or a bound becomes the parser's `refusal`, a status and a sentence, after which it reads
+no more: where a message ends that could not be read is anybody's guess (request smuggling lives on such
+guesses). llhttp refuses what has both a length and chunks, two lengths, folded headers and bare line feeds.
+"""
+
+from dataclasses import dataclass, field
+
+import httptools
+
+from kvloop.router.config import Limits
+
+_HEADER_EXTRA_BYTES = 4  # ": " and the line's end
+
+
+@dataclass(slots=True)
+class Request:
+    """A request, whole. Header names in lower case."""
+
+    method: str
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    keep_alive: bool
+    http10: bool
+    body: bytes = b""
+    named: dict[bytes, bytes] = field(default_factory=dict)
+
+    def get(self, name: bytes) -> bytes:
+        """A header's value (the last, where there are several), or nothing."""
+        return self.named.get(name, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why nothing more is read: the status and the sentence for the client."""
+
+    status: int
+    message: str
+
+
+class BodyBudget:
+    """What all bodies together may take, in bytes: those that come in, wait, or are being served."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.left_bytes = max_bytes
+
+
+class _StopError(Exception):
+    """Stops llhttp from within a callback."""
+
+
+class RequestParser:
+    """One connection's requests. `receiving`: one has begun and is not whole; `body_bytes`: what it has so
+    far.
+
+    `owes_continue`: its client waits for a 100 before he sends the body. A request's body counts against the
+    budget until the caller gives it back; what is not whole yet, `discard` gives back.
+    """
+
+    def __init__(self, limits: Limits, budget: BodyBudget) -> None:
+        self.refusal: Refusal | None = None
+        self.receiving = False
+        self.owes_continue = False
+        self.body_bytes = 0
+        self._limits = limits
+        self._budget = budget
+        self._parser = httptools.HttpRequestParser(self)
+        self._whole: list[Request] = []
+        self._in_head = False
+        self._silent_bytes = 0  # since the last byte of a body: a head under way, chunk sizes, trailers
+        self._body: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[Request]:
+        """The requests that `data` completes. After a refusal, none."""
+        if self.refusal is not None:
+            return []
+        under_way = self.receiving
+        try:
+            self._parser.feed_data(data)
+        except (
+            httptools.HttpParserUpgrade
+        ):  # the request itself is whole; what follows is in no protocol known here
+            self.refusal = Refusal(400, "this server speaks HTTP/1.1 only")
+        except httptools.HttpParserError as error:
+            if self.refusal is None:
+                self.refusal = Refusal(400, f"this is not HTTP/1.1: {error}")
+        else:
+            if self.receiving and under_way:
+                self._silent_bytes += len(data)
+            if self._silent_bytes > self._limits.max_header_bytes:
+                self.refusal = Refusal(431, f"headers are larger than {self._limits.max_header_bytes} bytes")
+        whole, self._whole = self._whole, []
+        return whole
+
+    def discard(self) -> None:
+        """Give back what the request under way has taken of the budget."""
+        self._budget.left_bytes += self.body_bytes
+        self.body_bytes = 0
+        self._body = []
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self.receiving = self._in_head = True
+        self.owes_continue = False
+        self.body_bytes = self._head_bytes = self._silent_bytes = 0
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._named: dict[bytes, bytes] = {}
+        self._body = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + _HEADER_EXTRA_BYTES)
+        if self._in_head:  # else it is a trailer, and nobody asked for one
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._silent_bytes = 0
+        self._named = dict(self._headers)
+        length = int(self._named.get(b"content-length", b"0"))
+        if length > self._limits.max_body_bytes:
+            self._refuse_body()
+        if self._named.get(b"expect", b"").lower() == b"100-continue":
+            self.owes_continue = length > 0 or b"transfer-encoding" in self._named
+
+    def on_body(self, data: bytes) -> None:
+        self.owes_continue = False
+        self._silent_bytes = 0
+        self._body.append(data)
+        self.body_bytes += len(data)
+        self._budget.left_bytes -= len(data)
+        if self.body_bytes > self._limits.max_body_bytes:
+            self._refuse_body()
+        if self._budget.left_bytes < 0:
+            self._refuse(503, "the router holds as many request bodies as it may; try again in a moment")
+
+    def on_message_complete(self) -> None:
+        self.receiving = self.owes_continue = False
+        request = Request(
+            method=self._parser.get_method().decode("latin-1"),
+            path=self._url.partition(b"?")[0].decode("latin-1"),
+            headers=self._headers,
+            keep_alive=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
+            http10=self._parser.get_http_version() == "1.0",
+            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            named=self._named,
+        )
+        self._body, self.body_bytes = [], 0
+        self._whole.append(request)
+
+    def _count_head(self, size_bytes: int) -> None:
+        self._head_bytes += size_bytes
+        if self._head_bytes > self._limits.max_header_bytes:
+            self._refuse(431, f"headers are larger than {self._limits.max_header_bytes} bytes")
+
+    def _refuse_body(self) -> None:
+        self._refuse(413, f"the request body is larger than {self._limits.max_body_bytes} bytes")
+
+    def _refuse(self, status: int, message: str) -> None:
+        self.refusal = Refusal(status, message)
+        raise _StopError

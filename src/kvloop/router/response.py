@@ -1,0 +1,102 @@
+"""One answer to a client, written as it comes: whole, or as a stream of chunks.
+
+The answer knows how it is framed (chunked for HTTP/1.1, up to the end of the connection for 1.0, no body for
+HEAD) and whether the connection can serve another request after it. Whoever feeds a stream sets `on_pause`
+and `on_resume` and stops while the client does not take what is there.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+
+from kvloop.wire.openai import error_body
+
+Headers = list[tuple[bytes, bytes]]
+
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+_JSON = (b"content-type", b"application/json")
+
+
+def _nothing() -> None:
+    return None
+
+
+class Response:
+    """The answer to one request. `headers` go out with it, whatever it turns out to be."""
+
+    def __init__(
+        self, transport: asyncio.Transport, *, head_only: bool, http10: bool, keep_alive: bool
+    ) -> None:
+        self.headers: Headers = []
+        self.keep_alive = keep_alive
+        self.started = False
+        self.finished = False
+        self.status = 0
+        self.on_pause: Callable[[], None] = _nothing
+        self.on_resume: Callable[[], None] = _nothing
+        self._transport = transport
+        self._head_only = head_only
+        self._http10 = http10
+        self._chunked = False
+
+    def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """The whole answer."""
+        length = [] if status in (204, 304) else [(b"content-length", b"%d" % len(body))]
+        head = self._head(status, headers + length)
+        self._transport.write(head if self._head_only else head + body)
+        self.finished = True
+
+    def send_json(self, status: int, body: bytes, headers: Headers | None = None) -> None:
+        """The whole answer, in JSON."""
+        self.send(status, [*(headers or []), _JSON], body)
+
+    def send_error(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """An error in OpenAI's shape."""
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.send_json(status, error_body(message, kind, param, code), headers)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The head of a stream."""
+        self._chunked = not self._http10
+        if self._http10:
+            self.keep_alive = False
+        framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
+        self._transport.write(self._head(status, headers + framing))
+
+    def write(self, data: bytes) -> None:
+        """More of a stream."""
+        if not data or self._head_only:
+            return
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def finish(self) -> None:
+        """The stream's end."""
+        if self._chunked and not self._head_only:
+            self._transport.write(b"0\r\n\r\n")
+        self.finished = True
+
+    def abort(self) -> None:
+        """Break off: the client sees that the answer is not whole."""
+        self.keep_alive = False
+        self.finished = True
+        self._transport.abort()
+
+    def _head(self, status: int, headers: Headers) -> bytes:
+        assert not self.started
+        self.started = True
+        self.status = status
+        lines = [b"HTTP/1.1 %d %b" % (status, _REASONS.get(status, b"Unknown"))]
+        lines += [b"%b: %b" % header for header in headers]
+        lines += [b"%b: %b" % header for header in self.headers]
+        if not self.keep_alive:
+            lines.append(b"connection: close")
+        elif self._http10:
+            lines.append(b"connection: keep-alive")
+        return b"\r\n".join(lines) + b"\r\n\r\n"

@@ -1,0 +1,153 @@
+"""The router's process: its event loop, its two ports, its end.
+
+Both ports are served by one loop, so that nothing needs a lock. SIGINT or SIGTERM stops taking requests, lets
+answers under way finish for a bounded time, and ends; a second one ends at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+
+from kvloop.core.lineage import LineageTable
+from kvloop.errors import UserError
+from kvloop.router.admin import admin_app
+from kvloop.router.app import App
+from kvloop.router.config import RouterConfig
+from kvloop.router.conversations import Conversations
+from kvloop.router.downstream import ClientConnection, Service
+from kvloop.router.engines import Engine, Fleet
+from kvloop.router.metrics import Metrics
+from kvloop.router.proxy import Proxy
+from kvloop.router.request import BodyBudget
+
+LINEAGE_KEY_BYTES = 32
+LISTEN_BACKLOG = 2048
+DRAIN_POLL_S = 0.05
+
+logger = logging.getLogger("kvloop.router")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a router listens, also where it was told to take any free port (0)."""
+
+    port: int
+    admin_port: int
+
+
+def run(config: RouterConfig) -> None:
+    """Serve until SIGINT or SIGTERM. UserError if a port is taken."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(config))
+
+
+async def _run(config: RouterConfig) -> None:
+    loop = asyncio.get_running_loop()
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    async with serving(config, hurry) as ports:
+        logger.info("ready on http://%s:%d", config.host, ports.port)
+        logger.info("metrics and conversations on http://%s:%d", config.admin_host, ports.admin_port)
+        await stopping.wait()
+        logger.info("stopping")
+
+
+@contextlib.asynccontextmanager
+async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> AsyncIterator[Ports]:
+    """A router on the running loop, as long as the block lasts.
+
+    On leaving it drains, unless `hurry` is set.
+    """
+    loop = asyncio.get_running_loop()
+    connect_s = config.timeouts.connect_timeout_s
+    fleet = Fleet(
+        [Engine(url, "prefill", connect_s) for url in config.prefill],
+        [Engine(url, "decode", connect_s) for url in config.decode],
+        loop.time,
+    )
+    table = LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes)
+    conversations = Conversations(
+        table,
+        secrets.token_bytes(LINEAGE_KEY_BYTES),
+        config.tenant_header,
+        config.retention_s,
+        time.monotonic_ns,
+    )
+    metrics = Metrics()
+    metrics.observe(fleet, table)
+    app = App(Proxy(config, fleet, conversations, metrics), fleet)
+    service = Service(app, config.limits, config.timeouts, BodyBudget(config.limits.max_buffered_bytes))
+    listening = _listen(config.host, config.port)
+    port = listening.getsockname()[1]
+    server = await loop.create_server(
+        lambda: ClientConnection(service), sock=listening, backlog=LISTEN_BACKLOG
+    )
+    try:
+        async with _admin(config, admin_app(fleet, conversations, metrics)) as admin_port:
+            yield Ports(port, admin_port)
+            server.close()
+            await _drain(service, config.timeouts.drain_timeout_s, hurry)
+    finally:
+        server.close()
+        for connection in list(service.connections):
+            connection.abort()
+        fleet.close()
+
+
+async def _drain(service: Service, timeout_s: float, hurry: asyncio.Event | None) -> None:
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    for connection in list(service.connections):
+        connection.drain()
+    while service.connections and asyncio.get_running_loop().time() < deadline_s:
+        if hurry is not None and hurry.is_set():
+            return
+        await asyncio.sleep(DRAIN_POLL_S)
+
+
+class _AdminServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals are the router's own
+
+
+@contextlib.asynccontextmanager
+async def _admin(config: RouterConfig, app: Starlette) -> AsyncIterator[int]:
+    """The admin application on its own port, which comes back."""
+    listening = _listen(config.admin_host, config.admin_port)
+    settings = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = _AdminServer(settings)
+    task = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. UserError if there cannot be one."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
