@@ -1,4 +1,4 @@
-"""Where the handle stands in decode's answers: on every generation route, streamed or not; nothing else changes."""
+"""Where the handle stands in decode's answers, on every generation route, streamed or not."""
 
 import json
 from typing import Any
