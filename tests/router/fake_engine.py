@@ -1,7 +1,9 @@
-"""An engine that is none: it speaks vLLM's side of the protocol, tells what it was asked, and misbehaves on demand.
+"""An engine that is none: it speaks vLLM's side of the protocol, tells what it was asked, and misbehaves on
+demand.
 
-A raw asyncio server, so that it can do what no HTTP framework would: break off in the middle of an event, answer
-nothing, close a kept connection at the wrong moment. One coroutine per connection; `Plan` says what comes next.
+A raw asyncio server, so that it can do what no HTTP framework would: break off in the middle of an event,
+answer nothing, close a kept connection at the wrong moment. One coroutine per connection; `Plan` says what
+comes next.
 """
 
 import asyncio
@@ -137,7 +139,10 @@ def models_plan() -> Answer:
 
 
 class FakeEngine:
-    """One engine. `plan` answers generation requests; `asked` is what came; `cancelled` counts clients that left."""
+    """One engine.
+
+    `plan` answers generation requests; `asked` is what came; `cancelled` counts clients that left.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tenant-header",
         metavar="NAME",
         default=default.tenant_header,
-        help="the request header that says whose conversations and caches it may reuse (default: %(default)s)",
+        help="the request header that says whose conversations it may reuse (default: %(default)s)",
     )
     _add_bound(
         parser,

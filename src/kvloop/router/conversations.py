@@ -8,19 +8,12 @@ its own kind.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, content_keys, name_key
 from kvloop.router.request import Request
-from kvloop.wire.openai import (
-    SALT_PREFIX,
-    Generation,
-    RequestError,
-    filed_handle,
-    lineage_root,
-    lineage_units,
-)
+from kvloop.wire.openai import SALT_PREFIX, Endpoint, Generation, RequestError, filed_handle
 
 MAX_NAME_CHARS = 256
 MAX_HANDLE_BYTES = 256 * 1024  # upstream's lists the blocks of every group; ours has under 300 bytes
@@ -42,6 +35,18 @@ NAME_HEADERS = (
     "x-smg-routing-key",
 )
 _HEADER_KEYS = tuple((kind, kind.encode()) for kind in NAME_HEADERS)
+PROMPT_UNIT_BYTES = 1024  # a prompt is cut finely in its first KiB, then by the KiB
+_PROMPT_FINE_BYTES = 128
+# What comes before the first message in the prompt, or changes how all of them are rendered.
+_ROOT_FIELDS = (
+    "tools",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "add_special_tokens",
+    "mm_processor_kwargs",
+)
 _NS_PER_S = 1_000_000_000
 
 
@@ -78,9 +83,14 @@ class Conversations:
 
         RequestError for a tenant that contradicts itself.
         """
-        tenant = self._tenant(request)
-        salt = _salt(tenant, generation.cache_salt) if tenant else generation.cache_salt
-        content = content_keys(self._key, lineage_root(generation, tenant, salt), lineage_units(generation))
+        caller = self._caller(request)
+        tenant, salt = "", generation.cache_salt
+        if caller is not None:
+            tenant = hashlib.blake2b(
+                caller, key=self._key, digest_size=16, person=b"kvloop.tenant"
+            ).hexdigest()
+            salt = _salt(caller, generation.cache_salt)
+        content = content_keys(self._key, _root(generation, tenant, salt), _units(generation))
         names = [
             (name, name_key(self._key, tenant, generation.model, name))
             for name in _names(request, generation)
@@ -100,22 +110,43 @@ class Conversations:
         self.table.file(turn, lookup.content, [key for _, key in lookup.names], now_ns)
         return True
 
-    def _tenant(self, request: Request) -> str:
+    def _caller(self, request: Request) -> bytes | None:
         values = [value for name, value in request.headers if name == self._tenant_header]
         if len(values) > 1:
             header = self._tenant_header.decode()
             raise RequestError(f"the request has {len(values)} {header} headers", header, "invalid_value")
-        if not values:
-            return ""
-        return hashlib.blake2b(values[0], digest_size=16, person=b"kvloop.tenant").hexdigest()
+        return values[0] if values else None
 
 
-def _salt(tenant: str, own: str | None) -> str:
-    """The cache salt of a tenant's requests:
+def _root(generation: Generation, tenant: str, salt: str | None) -> list[bytes]:
+    """What identifies the stretch of a prompt before its first unit, and whose it is."""
+    root = [tenant.encode(), generation.endpoint.encode(), generation.model.encode(), (salt or "").encode()]
+    root += [bytes(generation.fields.get(name, b"")) for name in _ROOT_FIELDS]
+    return root
 
-    theirs alone, and by their own salt apart. Fit for vLLM's alphabet.
+
+def _units(generation: Generation) -> Sequence[bytes]:
+    """What a prompt consists of: each message's own bytes, or whole stretches of a prompt's bytes.
+
+    A prompt's last stretch counts only if it is whole, for the next turn's prompt goes on in the middle of
+    it.
     """
-    digest = hashlib.blake2b(tenant.encode(), digest_size=16, person=b"kvloop.salt")
+    if generation.endpoint is Endpoint.CHAT:
+        return generation.messages()
+    prompt = bytes(generation.fields.get("prompt", b"")).rstrip(b'"] \t\r\n')
+    ends = [*range(_PROMPT_FINE_BYTES, PROMPT_UNIT_BYTES, _PROMPT_FINE_BYTES)]
+    ends += range(PROMPT_UNIT_BYTES, len(prompt) + 1, PROMPT_UNIT_BYTES)
+    return [prompt[start:end] for start, end in zip([0, *ends], ends, strict=False) if end <= len(prompt)]
+
+
+def _salt(caller: bytes, own: str | None) -> str:
+    """The cache salt of a tenant's requests, fit for vLLM's alphabet: the tenant's, and its own salt's.
+
+    Without a key, for a restarted router or another one has to make the same: the engines' caches live on.
+    """
+    digest = hashlib.blake2b(
+        len(caller).to_bytes(8, "little") + caller, digest_size=16, person=b"kvloop.salt"
+    )
     digest.update(b"\0" if own is None else b"\1" + own.encode())
     return SALT_PREFIX + digest.hexdigest()
 

@@ -8,7 +8,7 @@ may say anything.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -21,8 +21,6 @@ HANDOVER_FIELD = "kv_transfer_params"
 ALONE = b'{"do_remote_decode":false,"do_remote_prefill":false}'
 MAX_SALT_CHARS = 128  # vLLM's own bound from 0.33 on
 SALT_PREFIX = "kvloop."  # of salts that the router derives; no client may send one
-PROMPT_UNIT_BYTES = 1024  # a prompt's lineage: finely cut in its first KiB, then by the KiB
-_PROMPT_FINE_BYTES = 128
 _MEMBER = re.compile(rb'"kv_transfer_params"\s*:\s*')
 _MEMBER_KEY = b'"kv_transfer_params"'
 _SPACE = b" \t\r\n"
@@ -36,16 +34,6 @@ _DROPPED_ON_PREFILL = (
     "logprob_token_ids",
     "return_token_ids",
     "return_prompt_text",
-)
-# What comes before the first message in the prompt, or changes how all of them are rendered.
-_ROOT_FIELDS = (
-    "tools",
-    "documents",
-    "chat_template",
-    "chat_template_kwargs",
-    "reasoning_effort",
-    "add_special_tokens",
-    "mm_processor_kwargs",
 )
 Fields = dict[str, msgspec.Raw]
 
@@ -81,6 +69,11 @@ class Generation:
     stream: bool
     cache_salt: str | None
     alone: str | None
+
+    def messages(self) -> Sequence[bytes]:
+        """Each message's own bytes; nothing for a completion."""
+        messages: Sequence[bytes] = _decoded(self.fields.get("messages", b""), list[msgspec.Raw], [])
+        return messages
 
     def text(self, path: str) -> str | None:
         """The non-empty string at a member, or one level deeper (`a.b`); None where there is none."""
@@ -147,28 +140,6 @@ def read_generation(endpoint: Endpoint, raw: bytes) -> Generation:
     if salt is not None and salt.startswith(SALT_PREFIX):
         raise RequestError(f"cache_salt may not start with {SALT_PREFIX!r}", "cache_salt", "invalid_value")
     return Generation(endpoint, raw, fields, model, bool(stream), salt, _alone(endpoint, fields))
-
-
-def lineage_root(generation: Generation, tenant: str, salt: str | None) -> list[bytes]:
-    """What identifies the stretch of a prompt before its first unit, and whose it is."""
-    root = [tenant.encode(), generation.endpoint.encode(), generation.model.encode(), (salt or "").encode()]
-    root += [bytes(generation.fields.get(name, b"")) for name in _ROOT_FIELDS]
-    return root
-
-
-def lineage_units(generation: Generation) -> Iterable[bytes]:
-    """What a prompt consists of: each message's own bytes, or whole stretches of a prompt's bytes.
-
-    A prompt's last stretch counts only if it is whole, for the next turn's prompt goes on in the middle of
-    it.
-    """
-    if generation.endpoint is Endpoint.CHAT:
-        messages: Iterable[bytes] = _decoded(generation.fields["messages"], list[msgspec.Raw], [])
-        return messages
-    prompt = bytes(generation.fields.get("prompt", b"")).rstrip(b'"] \t\r\n')
-    ends = [*range(_PROMPT_FINE_BYTES, PROMPT_UNIT_BYTES, _PROMPT_FINE_BYTES)]
-    ends += range(PROMPT_UNIT_BYTES, len(prompt) + 1, PROMPT_UNIT_BYTES)
-    return [prompt[start:end] for start, end in zip([0, *ends], ends, strict=False) if end <= len(prompt)]
 
 
 def prefill_body(generation: Generation, filed: bytes | None, salt: str | None) -> bytes:
