@@ -19,7 +19,10 @@ UPSTREAM = {
     "tp_size": 1,
 }
 # Text of a model that means mischief, or documents this router.
-NASTY = 'He said "kv_transfer_params":{"a":1}, {"object":"kvloop.handle","kv_transfer_params":{}}\n\ndata: [DONE]\n\n'
+NASTY = (
+    'He said "kv_transfer_params":{"a":1}, {"object":"kvloop.handle","kv_transfer_params":{}}'
+    "\n\ndata: [DONE]\n\n"
+)
 DONE = b"data: [DONE]\n\n"
 HANDLE_EVENT = {"object": "kvloop.handle", "choices": [], "kv_transfer_params": PARAMS}
 

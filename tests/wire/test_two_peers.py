@@ -18,6 +18,7 @@ from .peers.world import (
     CLAIM_TERM,
     MARGIN,
     MAX_SLOW_PPM,
+    MAX_WATCH,
     MS,
     TTL,
     Schedule,
@@ -45,6 +46,7 @@ turns = st.builds(
     think_ms=st.sampled_from([0, 0, 0, 0, 3, 20, 40]),
     read_ms=st.sampled_from([1, 5, 20, 30, 33, 35, 37, 39, 40, 41, 42, 45, 90]),
     read_fails=st.sampled_from([False, False, False, False, False, True]),
+    watch_ms=st.sampled_from([2, MAX_WATCH // MS]),
     abort_after_ms=st.sampled_from([None, None, None, None, None, 0, 5, 15, 30]),
     request_id=st.sampled_from(["", "", "", "r"]),
 )
@@ -131,7 +133,7 @@ def test_never_a_wrong_token_and_always_an_answer() -> None:
 
 def turn(request_id: str = "r", **changes: object) -> Turn:
     """A turn at time 0 on the first lease, which reads for 5 ms."""
-    plain = Turn(0, 0, "continued", 0, 5, False, None, request_id)
+    plain = Turn(0, 0, "continued", 0, 5, False, 2, None, request_id)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 

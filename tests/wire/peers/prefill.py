@@ -142,7 +142,7 @@ class Prefill:
             return
         for request_id in self.book.advance(self.clock()):
             self.finish_attempt(self.current[request_id], "overdue")
-        self.world.at(self.world.now + POLL, lambda: self.watch(attempt))
+        self.world.at(self.world.now + attempt.turn.watch_ms * MS, lambda: self.watch(attempt))
 
     def end(self, attempt: Attempt) -> None:
         """The transfer has ended; a restart of decode in between has broken it."""

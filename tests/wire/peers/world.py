@@ -10,14 +10,16 @@ KEY = bytes(range(32))
 MS = 1_000_000
 BLOCK_TOKENS, BLOCKS = 16, 60
 TTL, TERM, CLAIM_TERM = 200 * MS, 60 * MS, 40 * MS
-REPLY_TIMEOUT, MARGIN, POLL = 10 * MS, 4 * MS, 2 * MS
+REPLY_TIMEOUT, MARGIN, POLL, MAX_WATCH = 10 * MS, 4 * MS, 2 * MS, 12 * MS
 MAX_SLOW_PPM = 50_000  # a prefill clock that loses 5 %: 2 ms in a claim's term, half the margin
-ANSWER_WITHIN = REPLY_TIMEOUT + CLAIM_TERM + 2 * POLL
+ANSWER_WITHIN = REPLY_TIMEOUT + CLAIM_TERM + POLL + MAX_WATCH
+MAX_RUN = 10_000 * MS
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A request: when, on which lease's handle, how its prompt differs, how long it waits and reads."""
+    """A request: when, on which lease's handle, how its prompt differs, how long it waits and reads,
+    and how often the engine then looks whether the read is overdue."""
 
     at_ms: int
     lease: int
@@ -25,6 +27,7 @@ class Turn:
     think_ms: int
     read_ms: int
     read_fails: bool
+    watch_ms: int
     abort_after_ms: int | None
     request_id: str
 
@@ -66,6 +69,7 @@ class World:
         """Until nothing is left to happen."""
         while self._events:
             self.now, _, action = heapq.heappop(self._events)
+            assert self.now < MAX_RUN, "somebody waits for ever"
             action()
             after_each()
 
