@@ -67,10 +67,7 @@ def test_edits_and_forks() -> None:
 
 
 def test_superseded() -> None:
-    """A turn of which a newer one has every prefix is forgotten:
-
-    a long conversation takes the room of one turn.
-    """
+    """A turn of which a newer one has every prefix is forgotten: a chat takes the room of one turn."""
     table = LineageTable(1000, 10**6)
     history = [f"m{number}" for number in range(50)]
     for length in range(1, 50, 2):
@@ -81,7 +78,7 @@ def test_superseded() -> None:
 
 
 def test_content_over_name() -> None:
-    """Content wins where it covers all that its turn had, or as much as the named turn; else the name does."""
+    """Content wins where it covers all that its turn had, or as much as the named turn; else the name."""
     table = LineageTable(100, 10**6)
     name = Name("session_id", "s1")
     other = name_key(KEY, "t", "m", name)
@@ -129,7 +126,7 @@ def test_names_apart() -> None:
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=3), max_size=4), st.lists(st.binary(max_size=3), max_size=4), st.data())
 def test_keys_unambiguous(root: list[bytes], units: list[bytes], data: st.DataObject) -> None:
-    """Two requests have a key in common exactly where root and units are equal up to it, however bytes are cut."""
+    """Two requests share a key exactly where root and units are equal up to it, however bytes are cut."""
     other_root = data.draw(st.sampled_from([root, [b"".join(root)], [*root, b""], root[:-1]]))
     joined = b"".join(units)
     cut = data.draw(st.integers(0, len(joined)))
@@ -147,7 +144,7 @@ def test_units_bounded() -> None:
 
 
 def test_expiry() -> None:
-    """At its time a turn is gone, and its keys with it; an older turn under the same key does not come back."""
+    """At its time a turn is gone, and its keys with it; no older turn comes back under them."""
     table = LineageTable(100, 10**6)
     table.file(turn("old", 2, 500), keys("s", "u"), [], 0)
     table.file(turn("new", 1, 100), keys("s"), [], 0)
@@ -202,7 +199,7 @@ def test_bounds_checked() -> None:
 
 @dataclass
 class Naive:
-    """Every turn ever filed, in order; a key leads to the newest turn that has it, or nowhere if that one is gone."""
+    """Every turn ever filed; a key leads to the newest turn that has it, or nowhere if that one is gone."""
 
     turns: list[tuple[FiledTurn, set[bytes]]] = field(default_factory=list)
     gone: set[bytes] = field(default_factory=set)

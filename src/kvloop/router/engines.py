@@ -155,7 +155,8 @@ class Fleet:
         self.prefill = {engine.url: engine for engine in prefill}
         self.decode = {engine.url: engine for engine in decode}
         self._clock = clock
-        self._turns = 0
+        self._prefills = 0  # one count per role: a shared one would give every engine of a pair one parity
+        self._decodes = 0
 
     def engines(self) -> list[Engine]:
         """Every engine, prefill first."""
@@ -163,18 +164,18 @@ class Fleet:
 
     def choose_prefill(self, excluded: Collection[str]) -> str | None:
         """A prefill engine that is not excluded and has not just failed."""
-        self._turns += 1
-        return choose(self._candidates(self.prefill), self._turns, excluded=excluded)
+        self._prefills += 1
+        return choose(self._candidates(self.prefill), self._prefills, excluded=excluded)
 
     def choose_decode(
         self, preferred: str | None, excluded: Collection[str], last_resort: bool
     ) -> str | None:
         """A decode engine, `preferred` if its queue allows; as a last resort one that has just failed."""
-        self._turns += 1
-        chosen = choose(self._candidates(self.decode), self._turns, preferred, excluded)
+        self._decodes += 1
+        chosen = choose(self._candidates(self.decode), self._decodes, preferred, excluded)
         if chosen is None and last_resort:
             everyone = [Candidate(engine.url, engine.in_flight) for engine in self.decode.values()]
-            chosen = choose(everyone, self._turns, preferred, excluded)
+            chosen = choose(everyone, self._decodes, preferred, excluded)
         return chosen
 
     def is_available(self, engine: Engine) -> bool:

@@ -8,7 +8,6 @@ not read stops the reading from the engine, and with it the engine.
 import asyncio
 from collections.abc import Callable
 
-from kvloop.errors import ProtocolError
 from kvloop.router.response import Headers, Response
 from kvloop.router.upstream import EngineConnection, EngineFailureError
 from kvloop.wire.openai import error_body
@@ -59,12 +58,9 @@ class StreamRelay:
         if self.done.done():
             return
         self._moved_s = self._loop.time()
-        try:
-            passed = self._filter.feed(data)
-        except ProtocolError as error:
-            self._cut(f"the engine's answer was not usable: {error}")
-            return
-        self._pass(passed)
+        self._pass(self._filter.feed(data))
+        if self._filter.overlong:
+            self._cut("the engine's answer had an event that is too long")
 
     def on_end(self) -> None:
         """The engine has said everything."""

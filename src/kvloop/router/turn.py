@@ -83,6 +83,7 @@ class Turn:
         self._alone = alone
         self._asked: AskPrefill | AskDecode | None = None
         self._tried_prefill: set[str] = set()
+        self._prefill_retried = False
         self._decode_retried = False
 
     def start(self) -> Step:
@@ -99,16 +100,18 @@ class Turn:
     def prefill_failed(self, failure: Failure) -> Step:
         """Prefill gave no handover, and no 4xx either.
 
-        An engine that answers may only be unable to read back: it is asked once more, without the handle. One
-        that broke off may have done so over the handle: the next one does not get it.
+        An engine that answers may only be unable to read back: it is asked once more, without the handle. If it
+        fails even so, the handle was not to blame and goes to the next engine; after one that broke off it may
+        have been, and does not.
         """
-        assert isinstance(self._asked, AskPrefill)
-        again = failure is Failure.ANSWERED and self._handle is not None
-        if failure is not Failure.UNREACHED:
-            self._handle = None
-        if again:
-            self._asked = AskPrefill(self._asked.engine, None)
+        asked = self._asked
+        assert isinstance(asked, AskPrefill)
+        if failure is Failure.ANSWERED and asked.handle is not None and not self._prefill_retried:
+            self._prefill_retried = True
+            self._asked = AskPrefill(asked.engine, None)
             return self._asked
+        if failure is Failure.BROKEN:
+            self._handle = None
         return self._prefill()
 
     def decode_failed(self) -> Step:

@@ -15,7 +15,6 @@ import re
 
 import msgspec
 
-from kvloop.errors import ProtocolError
 from kvloop.wire.openai import HANDOVER_FIELD, without_member
 
 HANDLE_OBJECT = "kvloop.handle"
@@ -25,21 +24,22 @@ _PREFIX = b"data:"
 
 
 class HandleFilter:
-    """Takes the handle out of one stream. `handle` is the last one seen, as the bytes of a JSON object."""
+    """Takes the handle out of one stream. `handle` is the last one seen, as the bytes of a JSON object.
+
+    `overlong`: the line under way is longer than the bound, and the stream cannot be used any further.
+    """
 
     def __init__(self, max_event_bytes: int) -> None:
         """`max_event_bytes` bounds what is held back: the longest line."""
         self.handle: bytes | None = None
+        self.overlong = False
         self._max_event_bytes = max_event_bytes
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._drop_blank = False
 
     def feed(self, data: bytes) -> bytes:
-        """What may go on to the client now that `data` has come.
-
-        ProtocolError for a line that is too long.
-        """
+        """What may go on to the client now that `data` has come."""
         cut = data.rfind(b"\n") + 1
         if not cut:
             self._hold(data)
@@ -63,8 +63,7 @@ class HandleFilter:
     def _hold(self, data: bytes) -> None:
         self._held.append(data)
         self._held_bytes += len(data)
-        if self._held_bytes > self._max_event_bytes:
-            raise ProtocolError("event", f"longer than {self._max_event_bytes} bytes")
+        self.overlong = self._held_bytes > self._max_event_bytes
 
     def _passed(self, lines: bytes) -> bytes:
         if not self._drop_blank and (_KEY not in lines or _HANDLE.search(lines) is None):

@@ -1,0 +1,81 @@
+"""The request parser without a connection: the same requests at any cut, and books that balance."""
+
+import httptools
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvloop.router.config import Limits
+from kvloop.router.request import BodyBudget, Request, RequestParser
+
+LIMITS = Limits(max_header_bytes=400, max_body_bytes=100)
+REQUESTS = [
+    b"GET /a?b=c HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /b HTTP/1.1\r\nContent-Length: 5\r\nX-A: 1\r\nx-a: 2\r\n\r\nhello",
+    b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: 1\r\n\r\n",
+    b"POST /d HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n",
+]
+BROKEN = b"POST /e HTTP/1.1\r\nContent-Length: 101\r\n\r\n"
+
+
+def parsed(pieces: list[bytes]) -> tuple[list[Request], RequestParser, BodyBudget]:
+    """What a parser makes of these pieces."""
+    budget = BodyBudget(10**6)
+    parser = RequestParser(LIMITS, budget)
+    requests = [request for piece in pieces for request in parser.feed(piece)]
+    return requests, parser, budget
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from(REQUESTS), max_size=5), st.booleans(), st.data())
+def test_at_any_cut(stream: list[bytes], broken: bool, data: st.DataObject) -> None:
+    """Requests are the same however their bytes are cut, and so is the refusal that ends them."""
+    whole = b"".join(stream) + (BROKEN if broken else b"")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=10)))
+    pieces = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    requests, parser, budget = parsed(pieces)
+    expected = [parsed([one])[0][0] for one in stream]
+    assert requests == expected
+    assert (parser.refusal is not None and parser.refusal.status == 413) == broken
+    assert budget.left_bytes == 10**6 - sum(len(request.body) for request in requests)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=300) | st.sampled_from(REQUESTS), st.binary(max_size=50), st.integers(0, 300))
+def test_any_bytes(start: bytes, middle: bytes, cut: int) -> None:
+    """No bytes raise anything, and after a refusal nothing more is read; the budget balances on discarding."""
+    data = start[:cut] + middle + start[cut:]
+    requests, parser, budget = parsed([data])
+    if parser.refusal is not None:
+        assert parser.feed(REQUESTS[0]) == []
+    parser.discard()
+    assert budget.left_bytes == 10**6 - sum(len(request.body) for request in requests)
+
+
+def test_headers_read() -> None:
+    """Names come in lower case, values as they are, and of several the last one counts."""
+    (request,), _, _ = parsed([REQUESTS[1]])
+    assert (request.method, request.path, request.body) == ("POST", "/b", b"hello")
+    assert request.headers == [(b"content-length", b"5"), (b"x-a", b"1"), (b"x-a", b"2")]
+    assert (request.get(b"x-a"), request.get(b"nothing")) == (b"2", b"")
+    assert parsed([REQUESTS[0]])[0][0].path == "/a"
+    assert parsed([REQUESTS[3]])[0][0].keep_alive
+
+
+def test_endless_trailers() -> None:
+    """Trailers without an end are refused while they come in."""
+    head = b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nT: "
+    _, parser, _ = parsed([head, *[b"x" * 100] * 5])
+    assert parser.refusal is not None
+    assert parser.refusal.status == 431
+
+
+def test_parser_is_strict() -> None:
+    """The refusals rest on llhttp's strictness: no leniency is on in the parser that is installed."""
+    parser = httptools.HttpRequestParser(object())
+    for lenient in (b"GET / HTTP/1.1\nA: b\n\n", b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n"):
+        try:
+            httptools.HttpRequestParser(object()).feed_data(lenient)
+        except httptools.HttpParserError:
+            continue
+        raise AssertionError(f"{lenient!r} was read")
+    assert parser is not None

@@ -1,0 +1,126 @@
+"""The turn machine: every sequence of outcomes ends, within its bounds, and asks nobody what it must not."""
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Route, Step, Turn
+from kvloop.wire.openai import ALONE
+
+HANDOVER = b'{"remote":1}'
+HANDLE = b'{"kvloop_handle":"h"}'
+
+
+def turn(prefill: str = "pq", decode: str = "de", handle: bytes | None = HANDLE, alone: bool = False) -> Turn:
+    """A turn among engines of one letter each, taken in order."""
+
+    def choose(engines: str, excluded: Collection[str]) -> str | None:
+        return next((engine for engine in engines if engine not in excluded), None)
+
+    return Turn(
+        lambda excluded: choose(prefill, excluded),
+        lambda excluded, _: choose(decode, excluded),
+        handle,
+        alone,
+    )
+
+
+def test_return() -> None:
+    """A handle that brings tokens back makes a returned turn."""
+    one = turn()
+    assert one.start() == AskPrefill("p", HANDLE)
+    assert one.prefilled(HANDOVER, 64) == AskDecode("d", HANDOVER)
+    assert one.route is Route.RETURN
+
+
+@pytest.mark.parametrize(("handle", "returned"), [(HANDLE, 0), (None, 0), (None, None)])
+def test_recompute(handle: bytes | None, returned: int | None) -> None:
+    """A turn without a handle, or whose handle brought nothing, is recomputed."""
+    one = turn(handle=handle)
+    one.start()
+    one.prefilled(HANDOVER, returned)
+    assert one.route is Route.RECOMPUTE
+
+
+def test_unknown_counts_as_returned() -> None:
+    """An engine that does not report (upstream's connector) is believed."""
+    one = turn()
+    one.start()
+    one.prefilled(HANDOVER, None)
+    assert one.route is Route.RETURN
+
+
+def test_every_arrow() -> None:
+    """The longest way there is, step by step."""
+    one = turn()
+    assert one.start() == AskPrefill("p", HANDLE)
+    assert one.prefill_failed(Failure.ANSWERED) == AskPrefill("p", None)
+    assert one.prefill_failed(Failure.ANSWERED) == AskPrefill("q", HANDLE)
+    assert one.prefill_failed(Failure.ANSWERED) == AskDecode("d", ALONE)
+    assert one.decode_failed() == AskDecode("e", ALONE)
+    assert isinstance(one.decode_failed(), GiveUp)
+    assert one.route is Route.DECODE
+
+
+def test_handle_under_suspicion() -> None:
+    """A handle over which an engine died is not given to the next one; over one that was never reached it is."""
+    one = turn()
+    one.start()
+    assert one.prefill_failed(Failure.BROKEN) == AskPrefill("q", None)
+    other = turn()
+    other.start()
+    assert other.prefill_failed(Failure.UNREACHED) == AskPrefill("q", HANDLE)
+
+
+def test_lone_decode_engine() -> None:
+    """A lone decode engine is asked again without the handover, but not twice for the same."""
+    one = turn(decode="d")
+    one.start()
+    assert one.prefilled(HANDOVER, 64) == AskDecode("d", HANDOVER)
+    assert one.decode_failed() == AskDecode("d", ALONE)
+    assert isinstance(one.decode_failed(), GiveUp)
+    alone = turn(decode="d", alone=True)
+    assert alone.start() == AskDecode("d", ALONE)
+    assert isinstance(alone.decode_failed(), GiveUp)
+
+
+def test_nobody_there() -> None:
+    """Without prefill engines decode serves alone; without decode engines nobody does."""
+    assert turn(prefill="").start() == AskDecode("d", ALONE)
+    assert isinstance(turn(prefill="", decode="").start(), GiveUp)
+
+
+@given(
+    st.lists(st.sampled_from([*Failure, "fine"]), min_size=8, max_size=8),
+    st.sampled_from(["", "p", "pq", "pqr"]),
+    st.sampled_from(["", "d", "de", "def"]),
+    st.sampled_from([None, HANDLE]),
+    st.booleans(),
+)
+def test_any_outcomes(
+    outcomes: list[Failure | str], prefill: str, decode: str, handle: bytes | None, alone: bool
+) -> None:
+    """However hops end, at most three prefill hops and two decode hops are made, and none twice the same."""
+    one = turn(prefill, decode, handle, alone)
+    steps: list[Step] = [one.start()]
+    for outcome in outcomes:
+        step = steps[-1]
+        if isinstance(step, GiveUp):
+            break
+        if isinstance(step, AskDecode) and outcome == "fine":
+            break
+        if isinstance(step, AskPrefill):
+            done = one.prefilled(HANDOVER, 1) if outcome == "fine" else one.prefill_failed(Failure(outcome))
+        else:
+            done = one.decode_failed()
+        steps.append(done)
+    else:
+        raise AssertionError("the turn does not end")
+    asked = [step for step in steps if not isinstance(step, GiveUp)]
+    assert len(set(asked)) == len(asked)
+    assert sum(isinstance(step, AskPrefill) for step in asked) <= 3
+    assert sum(isinstance(step, AskDecode) for step in asked) <= 2
+    if alone:
+        assert all(isinstance(step, AskDecode) for step in asked)
