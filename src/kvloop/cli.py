@@ -1,7 +1,8 @@
-"""The `kvloop` command: a table of subcommands, each with its own flags, none of which costs anything unless chosen.
+"""The `kvloop` command: a table of subcommands, each with its own flags, none of which costs anything unless
+chosen.
 
-A mistake of the user's (`UserError`) is one line on stderr and exit status 2, never a traceback. Unknown flags are
-errors, except for `kvloop engine`, which passes them to vLLM.
+A mistake of the user's (`UserError`) is one line on stderr and exit status 2, never a traceback. Unknown
+flags are errors, except for `kvloop engine`, which passes them to vLLM.
 """
 
 import argparse
@@ -17,7 +18,8 @@ USER_ERROR_STATUS = 2
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand. `prepare` fills its parser and returns what runs it: `(args, unknown words) -> exit status`."""
+    """One subcommand. `prepare` fills its parser and returns what runs it: `(args, unknown words) -> exit
+    status`."""
 
     summary: str
     prepare: Callable[[argparse.ArgumentParser], Callable[[argparse.Namespace, list[str]], int]]
@@ -66,7 +68,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "up": Command("start prefill and decode engines and a router on this machine", _up),
         "route": Command("run the router in front of engines that are already there", _route),
-        "engine": Command("run one vLLM server with the settings of its role", _engine, passes_unknown_on=True),
+        "engine": Command(
+            "run one vLLM server with the settings of its role", _engine, passes_unknown_on=True
+        ),
         "keygen": Command("write the secret that the engines of one deployment share", _keygen),
     }
 )
@@ -75,11 +79,14 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: kvloop COMMAND [flags]", "", *lines, "", "`kvloop COMMAND --help` lists a command's flags."])
+    return "\n".join(
+        ["usage: kvloop COMMAND [flags]", "", *lines, "", "`kvloop COMMAND --help` lists a command's flags."]
+    )
 
 
 def build_parser(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace, list[str]], int]]:
-    """The parser of one subcommand and the function that runs it. Raises `KeyError` for a name not in `COMMANDS`."""
+    """The parser of one subcommand and the function that runs it. Raises `KeyError` for a name not in
+    `COMMANDS`."""
     command = COMMANDS[name]
     parser = argparse.ArgumentParser(prog=f"kvloop {name}", description=command.summary, allow_abbrev=False)
     return parser, command.prepare(parser)
