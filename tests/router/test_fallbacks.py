@@ -100,9 +100,7 @@ async def test_other_prefill_engine() -> None:
         async with stack(prefill=[plan, prefill_plan], prefill_timeout_s=0.1) as router:
             assert await served(router) == "recompute"
             routes = [await served(router) for _ in range(3)]
-            if (
-                router.prefill[0].plan is not dies
-            ):  # after an engine that died over it, the handle is not used
+            if plan not in (dies, hangs):  # one that broke off over a handle puts it under suspicion
                 assert routes == ["return"] * 3
 
 
@@ -166,7 +164,7 @@ async def test_other_decode_engine() -> None:
 
 @in_loop
 async def test_stream_that_never_began() -> None:
-    """A stream that breaks off after its head, before its first event, is tried again: nothing has gone out."""
+    """A stream that breaks off before its first event is tried again: nothing has gone out."""
     left = [stream_answer(None)]
     async with stack(decode=[lambda asked: left.pop() if left else decode_plan(asked)]) as router:
         assert await served(router, stream=True) == "decode"
@@ -203,7 +201,7 @@ async def test_alone_fails() -> None:
 
 @in_loop
 async def test_decode_gone_and_back() -> None:
-    """While decode cannot be reached it is 502 and unhealthy; the first request after its return is served."""
+    """While decode is gone it is 502 and unhealthy; the first request after its return is served."""
     async with stack() as router:
         port = int(router.decode[0].url.rsplit(":", 1)[1])
         await router.decode[0].stop()

@@ -65,7 +65,7 @@ def test_every_arrow() -> None:
 
 
 def test_handle_under_suspicion() -> None:
-    """A handle over which an engine died is not given to the next one; over one that was never reached it is."""
+    """A handle over which an engine died is not given to the next one; one that nobody saw is."""
     one = turn()
     one.start()
     assert one.prefill_failed(Failure.BROKEN) == AskPrefill("q", None)
