@@ -221,7 +221,7 @@ class Naive:
 
 
 histories = st.lists(st.sampled_from("ab"), min_size=1, max_size=5)
-moves = st.one_of(
+moves: st.SearchStrategy[tuple[str, list[str], int]] = st.one_of(
     st.tuples(st.just("file"), histories, st.integers(1, 30)),
     st.tuples(st.just("find"), histories, st.just(0)),
     st.tuples(st.just("remove"), histories, st.just(0)),

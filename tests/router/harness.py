@@ -31,7 +31,7 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(bounded())
 
-    del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look for its arguments
+    del run.__wrapped__  # pytest would look for its arguments
     return run
 
 

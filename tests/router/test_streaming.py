@@ -213,7 +213,7 @@ async def test_error_instead_of_stream() -> None:
         return json_answer(b'{"error": {"message": "too long", "code": 400}}', 400)
 
     for plans in ({"prefill": [refuse]}, {"prefill": [prefill_plan], "decode": [refuse]}):
-        async with stack(**plans) as router:  # type: ignore[arg-type]
+        async with stack(**plans) as router:
             answer = await router.client.post("/v1/chat/completions", json=STREAM)
             assert answer.status_code == 400
             assert answer.content == b'{"error": {"message": "too long", "code": 400}}'

@@ -159,7 +159,7 @@ class ClientConnection(asyncio.Protocol):
             self._service.budget.left_bytes += len(request.body)
             self._task = self._response = None
             self._since_s = self._loop.time()
-            if self._transport is not None and not response.keep_alive:
+            if self._transport is not None and (self._draining or not response.keep_alive):
                 self._transport.close()
             self._advance()
 

@@ -100,9 +100,9 @@ class Turn:
     def prefill_failed(self, failure: Failure) -> Step:
         """Prefill gave no handover, and no 4xx either.
 
-        An engine that answers may only be unable to read back: it is asked once more, without the handle. If it
-        fails even so, the handle was not to blame and goes to the next engine; after one that broke off it may
-        have been, and does not.
+        An engine that answers may only be unable to read back: it is asked once more, without the handle. If
+        it fails even so, the handle was not to blame and goes to the next engine; after one that broke off it
+        may have been, and does not.
         """
         asked = self._asked
         assert isinstance(asked, AskPrefill)

@@ -1,0 +1,97 @@
+"""The router's flags: what they default to, what they refuse, and that every bound has one."""
+
+import argparse
+from dataclasses import fields
+
+import pytest
+
+from kvloop.errors import UserError
+from kvloop.router.config import Limits, RouterConfig, Timeouts, add_arguments, from_args
+
+
+def parsed(*words: str) -> RouterConfig:
+    """The config of a command line."""
+    parser = argparse.ArgumentParser(prog="kvloop route", allow_abbrev=False)
+    add_arguments(parser)
+    return from_args(parser.parse_args(words))
+
+
+def test_defaults() -> None:
+    """Flags and the dataclass have the same defaults."""
+    assert parsed("--decode", "http://d:1") == RouterConfig(decode=("http://d:1",))
+
+
+def test_everything_said() -> None:
+    """Engines repeat, the return path has a switch, headers are told in any case."""
+    config = parsed(
+        *[
+            "--prefill",
+            "http://p:1",
+            "--prefill",
+            "https://[::1]:2/",
+            "--decode",
+            "http://d:1",
+            "--host",
+            "::1",
+            "--port",
+            "9000",
+        ],
+        *[
+            "--admin-host",
+            "::1",
+            "--admin-port",
+            "9001",
+            "--return",
+            "off",
+            "--tenant-header",
+            "X-Org",
+            "--retention-s",
+            "60",
+        ],
+        *["--max-body-bytes", "1000", "--keep-alive-s", "1.5", "--prefill-timeout-s", "2"],
+    )
+    assert config == RouterConfig(
+        prefill=("http://p:1", "https://[::1]:2/"),
+        decode=("http://d:1",),
+        host="::1",
+        port=9000,
+        admin_host="::1",
+        admin_port=9001,
+        return_enabled=False,
+        tenant_header="x-org",
+        retention_s=60.0,
+        prefill_timeout_s=2.0,
+        limits=Limits(max_body_bytes=1000),
+        timeouts=Timeouts(keep_alive_s=1.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--decode"),
+        (("--decode", "d:1"), "base URL"),
+        (("--decode", "ftp://d"), "base URL"),
+        (("--decode", "http://d:99999"), "base URL"),
+        (("--decode", "http://d/v1"), "base URL"),
+        (("--decode", "http://"), "base URL"),
+        (("--decode", "http://d", "--prefill", "x"), "base URL"),
+        (("--decode", "http://d", "--max-body-bytes", "0"), "--max-body-bytes"),
+        (("--decode", "http://d", "--keep-alive-s", "-1"), "--keep-alive-s"),
+        (("--decode", "http://d", "--retention-s", "0"), "--retention-s"),
+    ],
+)
+def test_refused(words: tuple[str, ...], message: str) -> None:
+    """What cannot work is one sentence that names the flag or the URL."""
+    with pytest.raises(UserError, match=message):
+        parsed(*words)
+
+
+def test_every_bound_has_a_flag() -> None:
+    """No bound can only be changed in the code."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    said = parser.format_help()
+    for group in (Limits, Timeouts):
+        for bound in fields(group):
+            assert f"--{bound.name.replace('_', '-')}" in said

@@ -1,0 +1,108 @@
+"""The router's process: it says when it is ready, ends in time on a signal, and lets answers finish."""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+
+import pytest
+
+from kvloop.errors import UserError
+from kvloop.router.config import RouterConfig
+from kvloop.router.serve import serving
+from tests.router.fake_engine import DONE, chunk, engines, prefill_plan, stream_answer
+from tests.router.harness import HELLO, in_loop, post, raw_client, until
+
+RUN = """
+import sys
+from kvloop.router.config import RouterConfig
+from kvloop.router.serve import run
+from kvloop.errors import UserError
+decode, port = sys.argv[1], int(sys.argv[2])
+try:
+    run(RouterConfig(decode=(decode,), host="127.0.0.1", port=port, admin_port=0))
+except UserError as error:
+    sys.exit(str(error))
+"""
+
+
+async def started(url: str) -> tuple[Process, int]:
+    """A router's process and its port, once it is ready."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, url, "0", stderr=PIPE)
+    assert process.stderr is not None
+    while b"ready on http://127.0.0.1:" not in (line := await process.stderr.readline()):
+        assert line, "it ended"
+    await process.stderr.readline()
+    return process, int(line.rsplit(b":", 1)[1])
+
+
+async def reachable(port: int) -> bool:
+    """Whether anybody listens there."""
+    try:
+        async with raw_client(port):
+            return True
+    except OSError:
+        return False
+
+
+@in_loop
+async def test_signals_end_it() -> None:
+    """SIGINT and SIGTERM end an idle router at once, with status 0 and no complaint."""
+    async with engines(prefill_plan) as (engine,):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process, port = await started(engine.url)
+            async with raw_client(port) as client:
+                client.send(b"GET /health HTTP/1.1\r\n\r\n")
+                assert (await client.answer())[0] == 200
+                process.send_signal(number)
+                assert await client.closed()
+                assert process.stderr is not None
+                assert await asyncio.wait_for(process.wait(), 3) == 0
+                assert b"Traceback" not in await process.stderr.read()
+
+
+@in_loop
+async def test_answers_finish() -> None:
+    """On a signal the answer under way goes on to its end, new clients are refused; a second one hurries."""
+    go = asyncio.Event()
+    async with engines(lambda _: stream_answer(chunk("a"), go, chunk("b"), DONE)) as (engine,):
+        for hurried in (False, True):
+            go.clear()
+            process, port = await started(engine.url)
+            async with raw_client(port) as client:
+                client.send(post({"model": "m", "messages": [HELLO], "stream": True}))
+                await client.reader.readuntil(b'"a"')
+                os.kill(process.pid, signal.SIGTERM)
+                while await reachable(port):
+                    await asyncio.sleep(0.01)
+                if hurried:
+                    os.kill(process.pid, signal.SIGTERM)
+                else:
+                    go.set()
+                    await client.reader.readuntil(DONE)
+                assert await asyncio.wait_for(process.wait(), 3) == 0
+
+
+@in_loop
+async def test_port_taken() -> None:
+    """A port that is taken, public or admin, is one sentence."""
+    async with engines(prefill_plan) as (engine,):
+        taken = int(engine.url.rsplit(":", 1)[1])
+        free = {"host": "127.0.0.1", "port": 0, "admin_port": 0}
+        for wanted in ({**free, "port": taken}, {**free, "admin_port": taken}):
+            with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{taken}"):
+                async with serving(RouterConfig(decode=(engine.url,), **wanted)):  # type: ignore[arg-type]
+                    pass
+
+
+@in_loop
+async def test_nothing_left_behind() -> None:
+    """After it has ended, no task and no connection of the router's is left in the loop."""
+    async with engines(prefill_plan) as (engine,):
+        before = len(asyncio.all_tasks())
+        config = RouterConfig(decode=(engine.url,), host="127.0.0.1", port=0, admin_port=0)
+        async with serving(config) as ports, raw_client(ports.port) as client:
+            client.send(post({"model": "m", "messages": [HELLO]}))
+            await client.answer()
+        await until(lambda: len(asyncio.all_tasks()) <= before)
