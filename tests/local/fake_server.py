@@ -1,8 +1,8 @@
 """A stand-in for an engine or a router: answers /health after a delay, and misbehaves on request.
 
-Run as `python fake_server.py PORT [--delay S] [--fail STATUS] [--stubborn] [--family FILE]`. `--stubborn` ignores SIGTERM and
-SIGINT; `--family` starts a child in the same group and an orphaned grandchild in a session of its own, and writes
-their process ids into FILE.
+Run as `python fake_server.py PORT [--delay S] [--fail STATUS] [--stubborn] [--family FILE]`. `--stubborn`
+ignores SIGTERM and SIGINT; `--family` starts a child in the same group and an orphaned grandchild in a
+session of its own, and writes their process ids into FILE.
 """
 
 import argparse

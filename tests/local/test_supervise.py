@@ -108,11 +108,14 @@ def test_the_family_does_not_outlive_its_supervisor(tmp_path: Path, number: sign
     family = tmp_path / "family"
     script = (
         "import os, sys, time; from pathlib import Path; from kvloop.local.supervise import Process; "
-        f"p = Process('fake', [sys.executable, {str(FAKE)!r}, '{free_ports(1)[0]}', '--family', {str(family)!r}], "
+        f"argv = [sys.executable, {str(FAKE)!r}, '{free_ports(1)[0]}', '--family', {str(family)!r}]; "
+        "p = Process('fake', argv, "
         f"dict(os.environ), Path({str(tmp_path / 'fake.log')!r})); "
         "print(p.pid, flush=True); time.sleep(600)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     try:
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline())]
@@ -129,7 +132,9 @@ def test_the_family_does_not_outlive_its_supervisor(tmp_path: Path, number: sign
 
 def test_a_command_that_does_not_exist_has_a_status_and_a_log(tmp_path: Path) -> None:
     """The shell's 127, and the reason in the log."""
-    process = Process("absent", [str(tmp_path / "no-such-command")], dict(os.environ), tmp_path / "absent.log")
+    process = Process(
+        "absent", [str(tmp_path / "no-such-command")], dict(os.environ), tmp_path / "absent.log"
+    )
     assert process.wait(5.0) == 127
     assert "No such file" in process.log_tail()
     process.stop()

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -67,6 +67,14 @@ class Engine(Server):
         self._stack.wait([self], timeout_s)
 
 
+class Router(Server):
+    """A router of the stack."""
+
+    def __init__(self, spec: ServerSpec, admin_port: int) -> None:
+        super().__init__(spec)
+        self.admin_url = f"http://{spec.host}:{admin_port}"
+
+
 class Stack:
     """The deployment. `build` makes an engine's command (tests put a fake there), `say` gets progress
     lines."""
@@ -77,7 +85,7 @@ class Stack:
         self.config = config
         self.prefill: list[Engine] = []
         self.decode: list[Engine] = []
-        self.routers: dict[str, Server] = {}
+        self.routers: dict[str, Router] = {}
         self.folder = config.folder or Path(tempfile.mkdtemp(prefix="kvloop-"))
         self._build = build
         self._say = say
@@ -89,7 +97,7 @@ class Stack:
         return self.routers["router"].url if self.routers else self.decode[0].url
 
     @property
-    def router(self) -> Server:
+    def router(self) -> Router:
         """The router. Raises `KeyError` in a stack without one."""
         return self.routers["router"]
 
@@ -113,23 +121,26 @@ class Stack:
         """Stop everything."""
         self._end(keep_logs=kind is not None and not issubclass(kind, KeyboardInterrupt | SystemExit))
 
-    def wait(self, servers: list[Engine] | list[Server], timeout_s: float | None = None) -> None:
+    def wait(self, servers: Sequence[Server], timeout_s: float | None = None) -> None:
         """Wait until the servers are ready. Raises `UserError` with the tail of the log of one that is
         not."""
         wait_ready(servers, timeout_s or self.config.ready_timeout_s, self._say)
 
-    def add_router(self, name: str, flags: tuple[str, ...] = (), port: int | None = None) -> Server:
+    def add_router(self, name: str, flags: tuple[str, ...] = (), port: int | None = None) -> Router:
         """Start one more router in front of the same engines and wait until it is ready."""
-        chosen = port or free_ports(1, HOST)[0]
+        free = iter(free_ports(2, HOST))
+        chosen, admin = port or next(free), next(free)
         argv = [sys.executable, "-m", "kvloop.cli", "route", "--host", HOST, "--port", str(chosen)]
+        argv += ["--admin-host", HOST, "--admin-port", str(admin)]
         for role, engines in (("--prefill", self.prefill), ("--decode", self.decode)):
             for engine in engines:
                 argv += [role, engine.url]
-        spec = ServerSpec(name, (*argv, *flags), dict(os.environ), HOST, chosen, self.folder / f"{name}.log")
-        self.routers[name] = Server(spec)
-        self.routers[name].start()
-        self.wait([self.routers[name]])
-        return self.routers[name]
+        log_path = self.folder / f"{name}.log"
+        router = Router(ServerSpec(name, (*argv, *flags), dict(os.environ), HOST, chosen, log_path), admin)
+        self.routers[name] = router
+        router.start()
+        self.wait([router])
+        return router
 
     def _start(self) -> None:
         config = self.config

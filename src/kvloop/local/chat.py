@@ -1,0 +1,111 @@
+"""A client of the OpenAI chat API, as small as the demo needs: one streamed turn, timed to its first token.
+
+The time to first token runs from before the request is sent to the arrival of the first event with text in
+it, as a user would feel it. Everything else is read off the answer: usage from the stream's last chunk, the
+route and the reuse from the router's headers.
+"""
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvloop.errors import UserError
+
+Message = dict[str, str]
+
+# A long prompt on one slow core; a router that hangs must not hang the demo for ever.
+TURN_TIMEOUT_S = 600.0
+_ERROR_BYTES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """One answered turn. Token counts are None where the answer did not say."""
+
+    text: str
+    route: str | None
+    prompt_tokens: int | None
+    reused_tokens: int | None
+    cached_tokens: int | None
+    first_token_s: float
+
+    @property
+    def computed_tokens(self) -> int | None:
+        """Prompt tokens that prefill had to compute."""
+        if self.prompt_tokens is None or self.cached_tokens is None:
+            return None
+        return self.prompt_tokens - self.cached_tokens
+
+
+def _connect(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TURN_TIMEOUT_S)
+
+
+def served_model(url: str) -> str:
+    """The first model that the server at `url` offers. Raises `UserError` if it offers none."""
+    connection = _connect(url)
+    try:
+        connection.request("GET", "/v1/models")
+        answer = json.loads(connection.getresponse().read())
+        return str(answer["data"][0]["id"])
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{url}/v1/models does not answer with a model: {error}") from error
+    finally:
+        connection.close()
+
+
+def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in response:
+        if line.startswith(b"data: {"):
+            yield json.loads(line[len(b"data: ") :])
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _read(response: http.client.HTTPResponse, began_s: float) -> TurnResult:
+    text, first_token_s = "", 0.0
+    usage: dict[str, Any] = {}
+    for chunk in _chunks(response):
+        if "error" in chunk:
+            raise UserError(f"the turn was answered with an error: {chunk['error']}")
+        usage = chunk.get("usage") or usage
+        for choice in chunk.get("choices", []):
+            piece = choice.get("delta", {}).get("content") or ""
+            if piece and not text:
+                first_token_s = time.monotonic() - began_s
+            text += piece
+    return TurnResult(
+        text=text,
+        route=response.getheader("x-kvloop-route"),
+        prompt_tokens=usage.get("prompt_tokens"),
+        reused_tokens=_number(response.getheader("x-kvloop-reused-tokens")),
+        cached_tokens=_number(response.getheader("x-kvloop-cached-tokens")),
+        first_token_s=first_token_s,
+    )
+
+
+def stream_turn(url: str, body: dict[str, Any]) -> TurnResult:
+    """Post one streamed chat completion and read it to its end. Raises `UserError` for an error answer."""
+    full = body | {"stream": True, "stream_options": {"include_usage": True}}
+    connection = _connect(url)
+    began_s = time.monotonic()
+    try:
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(full), {"content-type": "application/json"}
+        )
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            detail = response.read(_ERROR_BYTES).decode(errors="replace")
+            raise UserError(f"the turn was answered with HTTP {response.status}: {detail}")
+        return _read(response, began_s)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise UserError(f"the turn was not answered: {error}") from error
+    finally:
+        connection.close()

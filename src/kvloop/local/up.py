@@ -1,0 +1,168 @@
+"""`kvloop up`: the whole loop on one machine, in one command, until Ctrl-C.
+
+Everything it starts is under wardens (see `warden`), so nothing is left behind whatever ends it. Exit status:
+0 after Ctrl-C once it is ready, or after a demo that went well; 2 where something could not be started, failed
+in the demo, or ended; 128 plus the number of a signal that ended it.
+"""
+
+import argparse
+import contextlib
+import json
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from kvloop.errors import UserError
+from kvloop.local.chat import served_model
+from kvloop.local.demo import run_demo
+from kvloop.local.server import describe_status
+from kvloop.local.stack import Stack
+from kvloop.local.stack_config import StackConfig
+from kvloop.local.transfer_config import Connector
+
+DEFAULT_PORT = 8000
+WATCH_INTERVAL_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `kvloop up`."""
+    parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill engines (default: 1)")
+    parser.add_argument("--decode", type=int, default=1, metavar="M", help="decode engines (default: 1)")
+    parser.add_argument(
+        "--model",
+        default="smollm2",
+        metavar="PATH|smollm2|tiny",
+        help="a folder with a model for vLLM, or a built-in one: smollm2 (real) or tiny (random weights) "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, metavar="P", help="the router's port (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--connector",
+        choices=[connector.value for connector in Connector],
+        default=Connector.KVLOOP.value,
+        help="kvloop's connector, or vLLM's own bidirectional one for comparison (default: kvloop)",
+    )
+    parser.add_argument(
+        "--return",
+        dest="return_mode",
+        choices=("on", "off"),
+        default="on",
+        help="read earlier turns back from decode, or run plain one-way prefill and decode (default: on)",
+    )
+    parser.add_argument(
+        "--prefill-cache",
+        choices=("on", "off"),
+        default="off",
+        help="prefill's own prefix cache; off shows what comes back from decode, production keeps it on "
+        "(default: off)",
+    )
+    demo = parser.add_mutually_exclusive_group()
+    demo.add_argument("--no-demo", action="store_true", help="do not hold the scripted conversation")
+    demo.add_argument("--demo-only", action="store_true", help="stop after the scripted conversation")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="keep logs here (default: a temporary folder)"
+    )
+
+
+def stack_config(args: argparse.Namespace) -> StackConfig:
+    """The deployment that the flags describe. Raises `UserError`."""
+    return StackConfig(
+        model=args.model,
+        prefill=args.prefill,
+        decode=args.decode,
+        connector=Connector(args.connector),
+        returns=args.return_mode == "on",
+        port=args.port,
+        prefill_flags=() if args.prefill_cache == "on" else ("--no-enable-prefix-caching",),
+        folder=args.folder.absolute() if args.folder else None,
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the stack as Ctrl-C does."""
+    previous = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _greet(stack: Stack) -> None:
+    body = {
+        "model": served_model(stack.url),
+        "stream": True,
+        "messages": [{"role": "user", "content": "Hello!"}],
+    }
+    url = f"{stack.url}/v1/chat/completions"
+    _say(f"ready: {stack.url}  (metrics and conversations: {stack.router.admin_url})")
+    _say(f"try: curl -N {url} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}")
+
+
+def _demo(stack: Stack, args: argparse.Namespace) -> None:
+    returns = stack.config.returns
+    off = stack.add_router("router-off", ("--return", "off")) if returns else None
+    try:
+        run_demo(
+            stack.url,
+            off.url if off is not None else None,
+            prefill_cache=args.prefill_cache == "on",
+            expects_return=returns and stack.config.connector is Connector.KVLOOP,
+            say=_say,
+        )
+    finally:
+        if off is not None:
+            off.shut_down()
+            del stack.routers["router-off"]
+
+
+def _watch(stack: Stack) -> int:
+    """Until the router ends; an engine that ends is reported once and left to the router's fallbacks."""
+    watched = stack.servers
+    while stack.router.running:
+        for server in [server for server in watched if not server.running]:
+            status = describe_status(server.process.status if server.process else None)
+            _say(f"{server.name} ended with {status}; its log: {server.spec.log_path}")
+            watched.remove(server)
+        time.sleep(WATCH_INTERVAL_S)
+    raise UserError(f"the router ended; the end of its log:\n{stack.router.log_tail()}")
+
+
+def serve(stack: Stack, args: argparse.Namespace) -> int:
+    """Start the stack, hold the demo, and serve until Ctrl-C. Returns the exit status."""
+    ready = False
+    try:
+        with _signals_end_it(), stack:
+            ready = True
+            _greet(stack)
+            if not args.no_demo:
+                _demo(stack, args)
+            if args.demo_only:
+                return 0
+            _say("serving until Ctrl-C")
+            return _watch(stack)
+    except KeyboardInterrupt:
+        _say("stopped")
+        return 0 if ready else 128 + signal.SIGINT
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command. Raises `UserError`."""
+    return serve(Stack(stack_config(args), say=_say), args)
