@@ -21,6 +21,7 @@ _WORD = re.compile("Ġ[a-z]+")
 
 
 def write_tiny_weights(tokens: Sequence[str], target: Path) -> dict[str, Any]:
+    """Write the tiny model's weights to `target` as safetensors; its configuration comes back."""
     import numpy as np
     from safetensors.numpy import save_file
 
