@@ -1,7 +1,7 @@
 """`kvloop up`: the whole loop on one machine, in one command, until Ctrl-C.
 
 Everything it starts is under wardens (see `warden`), so nothing is left behind whatever ends it. Exit status:
-0 after Ctrl-C once it is ready, or after a demo that went well; 2 where something could not be started, failed
+0 after Ctrl-C once it is ready, or after a demo that went well; 2 where something did not start, failed
 in the demo, or ended; 128 plus the number of a signal that ended it.
 """
 
