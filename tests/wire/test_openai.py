@@ -207,7 +207,7 @@ def test_own_salt_passes() -> None:
 def test_messages_are_the_clients_bytes() -> None:
     """A message's unit is exactly what the client wrote."""
     body = b'{"model":"m","messages":[ {"role" : "user"},\n{"a":"\\u00e9"} ]}'
-    units = read_generation(Endpoint.CHAT, body).messages()
+    units = read_generation(Endpoint.CHAT, body).messages
     assert [bytes(unit) for unit in units] == [b'{"role" : "user"}', b'{"a":"\\u00e9"}']
 
 

@@ -74,8 +74,8 @@ class App:
             response.send_json(200, merged)
 
     async def _ask_models(self, engine: Engine, lines: bytes) -> tuple[Head, bytes] | None:
+        parts = hop(engine, "GET", "/v1/models", lines, None)
         try:
-            async with asyncio.timeout(MODELS_TIMEOUT_S):
-                return await engine.fetch(hop(engine, "GET", "/v1/models", lines, None), MODELS_MAX_BYTES)
-        except (EngineFailureError, TimeoutError):
+            return await engine.fetch(parts, MODELS_MAX_BYTES, MODELS_TIMEOUT_S)
+        except EngineFailureError:
             return None

@@ -132,7 +132,7 @@ def _units(generation: Generation) -> Sequence[bytes]:
     it.
     """
     if generation.endpoint is Endpoint.CHAT:
-        return generation.messages()
+        return generation.messages
     prompt = bytes(generation.fields.get("prompt", b"")).rstrip(b'"] \t\r\n')
     ends = [*range(_PROMPT_FINE_BYTES, PROMPT_UNIT_BYTES, _PROMPT_FINE_BYTES)]
     ends += range(PROMPT_UNIT_BYTES, len(prompt) + 1, PROMPT_UNIT_BYTES)

@@ -72,20 +72,23 @@ class Engine:
         finally:
             self.in_flight -= 1
 
-    async def ask(self, parts: Sequence[bytes]) -> Exchange:
-        """Send a request, return when the answer's head is there. EngineFailureError if that fails."""
+    async def ask(self, parts: Sequence[bytes], timeout_s: float) -> Exchange:
+        """Send a request, return when the answer's head is there.
+
+        EngineFailureError if that fails; from then on an exchange is lost that is silent for `timeout_s`.
+        """
         connection = self._take_idle()
         if connection is not None:
             with suppress(_StaleError):
-                return await self._exchange(connection, parts)
-        return await self._exchange(await self._connect(), parts)
+                return await self._exchange(connection, parts, timeout_s)
+        return await self._exchange(await self._connect(), parts, timeout_s)
 
-    async def fetch(self, parts: Sequence[bytes], max_bytes: int) -> tuple[Head, bytes]:
+    async def fetch(self, parts: Sequence[bytes], max_bytes: int, timeout_s: float) -> tuple[Head, bytes]:
         """Send a request and gather its answer.
 
-        EngineFailureError if that fails, or it is over `max_bytes`.
+        EngineFailureError if that fails, or it is over `max_bytes`, or silent for `timeout_s`.
         """
-        exchange = await self.ask(parts)
+        exchange = await self.ask(parts, timeout_s)
         try:
             return exchange.head, await exchange.connection.collect(max_bytes)
         finally:
@@ -96,9 +99,11 @@ class Engine:
         for connection in list(self._open):
             connection.abort()
 
-    async def _exchange(self, connection: EngineConnection, parts: Sequence[bytes]) -> Exchange:
+    async def _exchange(
+        self, connection: EngineConnection, parts: Sequence[bytes], timeout_s: float
+    ) -> Exchange:
         try:
-            return Exchange(await connection.ask(parts), connection)
+            return Exchange(await connection.ask(parts, timeout_s), connection)
         except BaseException as error:
             connection.close()
             stale = (

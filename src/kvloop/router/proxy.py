@@ -108,9 +108,10 @@ class Proxy:
         parts = hop(engine, "POST", run.request.path, run.lines, body)
         try:
             with engine.slot():
-                async with asyncio.timeout(self._config.prefill_timeout_s):
-                    head, answer = await engine.fetch(parts, self._config.limits.max_answer_bytes)
-        except (EngineFailureError, TimeoutError) as error:
+                head, answer = await engine.fetch(
+                    parts, self._config.limits.max_answer_bytes, self._config.prefill_timeout_s
+                )
+        except EngineFailureError as error:
             return run.turn.prefill_failed(self._failed(run, engine, error))
         engine.answered()
         if 400 <= head.status < 500:
@@ -128,11 +129,9 @@ class Proxy:
         engine = self._fleet.decode[step.engine]
         body = decode_body(run.generation, step.handover, run.lookup.salt)
         parts = hop(engine, "POST", run.request.path, run.lines, body)
-        idle_timeout_s = self._config.timeouts.idle_timeout_s
         try:
             with engine.slot():
-                async with asyncio.timeout(idle_timeout_s):
-                    exchange = await engine.ask(parts)
+                exchange = await engine.ask(parts, self._config.timeouts.idle_timeout_s)
                 try:
                     engine.answered()
                     if exchange.head.status == 200 and exchange.head.get(b"content-type").startswith(
@@ -146,14 +145,13 @@ class Proxy:
                             partial(self._before_first_byte, run),
                             partial(self._file, run, engine),
                         )
-                        if not await relay.run(idle_timeout_s):
+                        if not await relay.run():
                             self._metrics.cut.labels("engine").inc()
                         return None
-                    async with asyncio.timeout(idle_timeout_s):
-                        answer = await exchange.connection.collect(self._config.limits.max_answer_bytes)
+                    answer = await exchange.connection.collect(self._config.limits.max_answer_bytes)
                 finally:
                     exchange.connection.close()
-        except (EngineFailureError, TimeoutError) as error:
+        except EngineFailureError as error:
             self._failed(run, engine, error)
             return run.turn.decode_failed()
         return self._answer(run, engine, exchange.head, answer)
@@ -178,13 +176,12 @@ class Proxy:
             status = 504 if run.why == "timeout" else 502
             run.response.send_error(status, f"{step.message} ({run.why})" if run.why else step.message)
 
-    def _failed(self, run: _Run, engine: Engine, error: EngineFailureError | TimeoutError) -> Failure:
-        failure = error.failure if isinstance(error, EngineFailureError) else Failure.BROKEN
-        run.why = error.kind if isinstance(error, EngineFailureError) else "timeout"
-        if failure is Failure.UNREACHED or run.why == "timeout":
+    def _failed(self, run: _Run, engine: Engine, error: EngineFailureError) -> Failure:
+        run.why = error.kind
+        if error.failure is Failure.UNREACHED or error.kind == "timeout":
             engine.failed(self._loop.time())
-        self._metrics.fallbacks.labels(engine.role, run.why).inc()
-        return failure
+        self._metrics.fallbacks.labels(engine.role, error.kind).inc()
+        return error.failure
 
     def _before_first_byte(self, run: _Run) -> None:
         route = run.turn.route

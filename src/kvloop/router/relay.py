@@ -31,8 +31,7 @@ class StreamRelay:
         on_first: Callable[[], None],
         on_handle: Callable[[bytes], None],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[bool] = self._loop.create_future()
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._connection = connection
         self._response = response
         self._headers = headers
@@ -40,24 +39,18 @@ class StreamRelay:
         self._on_first = on_first
         self._on_handle = on_handle
         self._handle: bytes | None = None
-        self._moved_s = self._loop.time()
 
-    async def run(self, idle_timeout_s: float) -> bool:
-        """Take the whole stream. False if it broke off, or stood still for too long."""
+    async def run(self) -> bool:
+        """Take the whole stream. False if it broke off."""
         self._response.on_pause = self._connection.pause
         self._response.on_resume = self._connection.resume
-        timer = self._loop.call_later(idle_timeout_s, self._check_idle, idle_timeout_s)
-        try:
-            self._connection.attach(self)
-            return await self.done
-        finally:
-            timer.cancel()
+        self._connection.attach(self)
+        return await self.done
 
     def on_body(self, data: bytes) -> None:
         """One read's worth of the stream."""
         if self.done.done():
             return
-        self._moved_s = self._loop.time()
         self._pass(self._filter.feed(data))
         if self._filter.overlong:
             self._cut("the engine's answer had an event that is too long")
@@ -77,7 +70,7 @@ class StreamRelay:
         if self.done.done():
             return
         if self._response.started:
-            self._cut("the engine broke off its answer")
+            self._cut(f"the engine broke off its answer ({error.kind})")
         else:
             self.done.set_exception(error)
 
@@ -106,14 +99,3 @@ class StreamRelay:
         self._response.keep_alive = False
         self._response.finish()
         self.done.set_result(False)
-
-    def _check_idle(self, idle_timeout_s: float) -> None:
-        if self.done.done():
-            return
-        left_s = self._moved_s + idle_timeout_s - self._loop.time()
-        if left_s > 0:
-            self._loop.call_later(left_s, self._check_idle, idle_timeout_s)
-        elif self._response.started:
-            self._cut("the answer stood still for too long")
-        else:
-            self._connection.abort()

@@ -6,6 +6,7 @@ answers under way finish for a bounded time, and ends; a second one ends at once
 
 import asyncio
 import contextlib
+import gc
 import logging
 import secrets
 import signal
@@ -48,6 +49,7 @@ class Ports:
 def run(config: RouterConfig) -> None:
     """Serve until SIGINT or SIGTERM. UserError if a port is taken."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    gc.freeze()  # what is there now stays: no collection has to walk through it again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(config))
 

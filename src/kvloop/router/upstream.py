@@ -102,6 +102,8 @@ class EngineConnection(asyncio.Protocol):
         self._ended = True
         self._until_close = False
         self._lost: EngineFailureError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._moved_s = 0.0
 
     @property
     def usable(self) -> bool:
@@ -113,14 +115,19 @@ class EngineConnection(asyncio.Protocol):
         """Whether a byte of an answer has come since the last request."""
         return self._head_bytes > 0
 
-    async def ask(self, parts: Sequence[bytes]) -> Head:
-        """Send a request and wait for its answer's head. EngineFailureError if none comes."""
+    async def ask(self, parts: Sequence[bytes], timeout_s: float) -> Head:
+        """Send a request and wait for its answer's head. EngineFailureError if none comes.
+
+        From now to `close`, an exchange that brings not one byte for `timeout_s` is lost.
+        """
         if self._transport is None or not self.usable:
             raise EngineFailureError("closed", Failure.UNREACHED)
         self.exchanges += 1
         self._head, self._sink, self._ended, self._until_close = None, None, False, False
         self._head_bytes = self._unclaimed_bytes = 0
         self._waiter = self._loop.create_future()
+        self._moved_s = self._loop.time()
+        self._timer = self._loop.call_later(timeout_s, self._check_time, timeout_s)
         self._transport.writelines(parts)
         return await self._waiter
 
@@ -151,6 +158,8 @@ class EngineConnection(asyncio.Protocol):
     def close(self) -> None:
         """End the exchange: give the connection back if its answer was whole, else abort it."""
         self._sink = None
+        if self._timer is not None:
+            self._timer.cancel()
         reusable = self.usable
         if not reusable:
             self.abort()
@@ -174,6 +183,7 @@ class EngineConnection(asyncio.Protocol):
         if self._ended:
             self._break("unasked", "bytes without a request")
             return
+        self._moved_s = self._loop.time()
         if self._head is None:
             self._head_bytes += len(data)
         try:
@@ -249,6 +259,15 @@ class EngineConnection(asyncio.Protocol):
             self._waiter.set_exception(self._lost)
         if self._transport is not None and sum(map(len, self._pieces)) > UNCLAIMED_MAX_BYTES:
             self._transport.pause_reading()
+
+    def _check_time(self, timeout_s: float) -> None:
+        left_s = self._moved_s + timeout_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._check_time, timeout_s)
+            return
+        self._lost = self._lost or EngineFailureError("timeout", Failure.BROKEN)
+        self.abort()
+        self._deliver()
 
     def _break(self, kind: str, detail: str) -> None:
         self._lost = EngineFailureError(kind, Failure.ANSWERED, detail)

@@ -36,6 +36,13 @@ _DROPPED_ON_PREFILL = (
     "return_prompt_text",
 )
 Fields = dict[str, msgspec.Raw]
+_Decoder = msgspec.json.Decoder[Any]  # made once: to describe a type costs more than to decode a small value
+_FIELDS: _Decoder = msgspec.json.Decoder(Fields)
+_ITEMS: _Decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_TEXT: _Decoder = msgspec.json.Decoder(str)
+_TEXT_OR_NULL: _Decoder = msgspec.json.Decoder(str | None)
+_BOOL_OR_NULL: _Decoder = msgspec.json.Decoder(bool | None)
+_INT_OR_NULL: _Decoder = msgspec.json.Decoder(int | None)
 
 
 class Endpoint(StrEnum):
@@ -59,7 +66,8 @@ class RequestError(UserError):
 class Generation:
     """A client's request: its bytes, its members as bytes, and what the router decides by.
 
-    `alone` is why it cannot be split between prefill and decode, or None.
+    `messages`: each one's own bytes, none for a completion. `alone`: why it cannot be split between prefill
+    and decode, or None.
     """
 
     endpoint: Endpoint
@@ -69,19 +77,15 @@ class Generation:
     stream: bool
     cache_salt: str | None
     alone: str | None
-
-    def messages(self) -> Sequence[bytes]:
-        """Each message's own bytes; nothing for a completion."""
-        messages: Sequence[bytes] = _decoded(self.fields.get("messages", b""), list[msgspec.Raw], [])
-        return messages
+    messages: Sequence[bytes] = ()
 
     def text(self, path: str) -> str | None:
         """The non-empty string at a member, or one level deeper (`a.b`); None where there is none."""
         outer, _, inner = path.partition(".")
         raw = self.fields.get(outer)
         if raw is not None and inner:
-            raw = _decoded(raw, Fields, {}).get(inner)
-        value = _decoded(raw, str, None) if raw is not None else None
+            raw = _decoded(raw, _FIELDS, {}).get(inner)
+        value = _decoded(raw, _TEXT, None) if raw is not None else None
         return str(value) if value else None
 
 
@@ -100,6 +104,9 @@ class _Handover(msgspec.Struct):
     kvloop_turn: TurnReport | None = None
 
 
+_HANDOVER: _Decoder = msgspec.json.Decoder(_Handover)
+
+
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> bytes:
     """An error in OpenAI's shape."""
     error = {"message": message, "type": kind, "param": param, "code": code}
@@ -109,7 +116,7 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 def read_generation(endpoint: Endpoint, raw: bytes) -> Generation:
     """Check what the router reads of a client's body. RequestError for what it cannot serve."""
     try:
-        fields = msgspec.json.decode(raw, type=Fields)
+        fields = _FIELDS.decode(raw)
     except msgspec.ValidationError:
         raise RequestError("the request body must be a JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -122,24 +129,25 @@ def read_generation(endpoint: Endpoint, raw: bytes) -> Generation:
             HANDOVER_FIELD,
             "unsupported_parameter",
         )
-    model = _member(fields, "model", str | None, None)
+    model = _member(fields, "model", _TEXT_OR_NULL, None)
     if not model:
         raise RequestError("you must provide a model", "model", "missing_required_parameter")
+    messages: Sequence[bytes] = ()
     if endpoint is Endpoint.CHAT:
         if "messages" not in fields:
             raise RequestError("you must provide messages", "messages", "missing_required_parameter")
-        _member(fields, "messages", list[msgspec.Raw], [])
+        messages = _member(fields, "messages", _ITEMS, [])
     elif "prompt" not in fields and "prompt_embeds" not in fields:
         raise RequestError("you must provide a prompt", "prompt", "missing_required_parameter")
-    stream = _member(fields, "stream", bool | None, None)
-    salt = _member(fields, "cache_salt", str | None, None)
+    stream = _member(fields, "stream", _BOOL_OR_NULL, None)
+    salt = _member(fields, "cache_salt", _TEXT_OR_NULL, None)
     if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARS:
         raise RequestError(
             f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt", "invalid_value"
         )
     if salt is not None and salt.startswith(SALT_PREFIX):
         raise RequestError(f"cache_salt may not start with {SALT_PREFIX!r}", "cache_salt", "invalid_value")
-    return Generation(endpoint, raw, fields, model, bool(stream), salt, _alone(endpoint, fields))
+    return Generation(endpoint, raw, fields, model, bool(stream), salt, _alone(endpoint, fields), messages)
 
 
 def prefill_body(generation: Generation, filed: bytes | None, salt: str | None) -> bytes:
@@ -178,7 +186,7 @@ def filed_handle(handle: bytes) -> bytes | None:
 
     the flags are the router's to set. None if nothing is left.
     """
-    fields = _decoded(handle, Fields, {})
+    fields = _decoded(handle, _FIELDS, {})
     for flag in _FLAGS:
         fields.pop(flag, None)
     return msgspec.json.encode(fields) if fields else None
@@ -186,17 +194,17 @@ def filed_handle(handle: bytes) -> bytes | None:
 
 def read_prefill_answer(body: bytes) -> tuple[bytes, TurnReport | None] | None:
     """The handover in prefill's answer, verbatim, and a kvloop engine's report; None without a handover."""
-    raw = _decoded(body, Fields, {}).get(HANDOVER_FIELD)
+    raw = _decoded(body, _FIELDS, {}).get(HANDOVER_FIELD)
     if raw is None or not _is_object(raw):
         return None
-    return bytes(raw), _decoded(raw, _Handover, _Handover()).kvloop_turn
+    return bytes(raw), _decoded(raw, _HANDOVER, _Handover()).kvloop_turn
 
 
 def take_handle(body: bytes) -> tuple[bytes, bytes | None]:
     """An answer without its handle, byte for byte otherwise, and the handle; a null stays where it is."""
     if _MEMBER_KEY not in body:
         return body, None
-    fields = _decoded(body, Fields, {})
+    fields = _decoded(body, _FIELDS, {})
     raw = fields.get(HANDOVER_FIELD)
     if raw is None or not _is_object(raw):
         return body, None
@@ -218,7 +226,7 @@ def without_member(body: bytes, fields: Fields) -> bytes:
             cut = head[:-1] + tail
         else:
             cut = body[: found.start()] + tail.lstrip(_SPACE).removeprefix(b",").lstrip(_SPACE)
-        left = _decoded(cut, Fields, {})
+        left = _decoded(cut, _FIELDS, {})
         if {name: bytes(raw) for name, raw in left.items()} == kept:
             return cut
     return msgspec.json.encode({name: msgspec.Raw(raw) for name, raw in kept.items()})
@@ -229,12 +237,12 @@ def merged_models(bodies: Iterable[bytes]) -> bytes | None:
     seen: dict[str, msgspec.Raw] = {}
     first: bytes | None = None
     for body in bodies:
-        models = _decoded(_decoded(body, Fields, {}).get("data", b""), list[msgspec.Raw], None)
+        models = _decoded(_decoded(body, _FIELDS, {}).get("data", b""), _ITEMS, None)
         if models is None:
             continue
         first = first or body
         for model in models:
-            seen.setdefault(_decoded(_decoded(model, Fields, {}).get("id", b""), str, ""), model)
+            seen.setdefault(_decoded(_decoded(model, _FIELDS, {}).get("id", b""), _TEXT, ""), model)
     if first is None:
         return None
     return msgspec.json.encode({"object": "list", "data": list(seen.values())})
@@ -246,35 +254,35 @@ def _alone(endpoint: Endpoint, fields: Fields) -> str | None:
     it has several prompts or answers, or looks back at its prompt.
     """
     for name in ("n", "best_of"):
-        if (_member(fields, name, int | None, None) or 1) > 1:
+        if (_member(fields, name, _INT_OR_NULL, None) or 1) > 1:
             return name
     for name in ("echo", "use_beam_search"):
-        if _member(fields, name, bool | None, None):
+        if _member(fields, name, _BOOL_OR_NULL, None):
             return name
-    if _member(fields, "prompt_logprobs", int | None, None) is not None:
+    if _member(fields, "prompt_logprobs", _INT_OR_NULL, None) is not None:
         return "prompt_logprobs"
     if endpoint is Endpoint.COMPLETIONS:
         if "prompt_embeds" in fields:
             return "prompt_embeds"
-        prompts = _decoded(fields["prompt"], list[msgspec.Raw], [])
+        prompts = _decoded(fields["prompt"], _ITEMS, [])
         if len(prompts) > 1 and bytes(prompts[0])[:1] in (b'"', b"["):
             return "prompt"
     return None
 
 
-def _member(fields: Mapping[str, msgspec.Raw], name: str, kind: Any, default: Any) -> Any:
+def _member(fields: Mapping[str, msgspec.Raw], name: str, kind: _Decoder, default: Any) -> Any:
     raw = fields.get(name)
     if raw is None:
         return default
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return kind.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"{name}: {error}", name, "invalid_type") from None
 
 
-def _decoded(raw: bytes | msgspec.Raw, kind: Any, default: Any) -> Any:
+def _decoded(raw: bytes | msgspec.Raw, kind: _Decoder, default: Any) -> Any:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return kind.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return default
 
