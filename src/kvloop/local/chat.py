@@ -7,6 +7,7 @@ route and the reuse from the router's headers.
 
 import http.client
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ Message = dict[str, str]
 # A long prompt on one slow core; a router that hangs must not hang the demo for ever.
 TURN_TIMEOUT_S = 600.0
 _ERROR_BYTES = 500
+_MISS = re.compile(r'^kvloop_router_return_misses_total\{reason="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,21 @@ def served_model(url: str) -> str:
         raise UserError(f"{url}/v1/models does not answer with a model: {error}") from error
     finally:
         connection.close()
+
+
+def return_misses(admin_url: str) -> str:
+    """Why handles brought nothing back so far, by the router's metrics: `claim_timeout: 2`; "" if it does not
+    say."""
+    connection = _connect(admin_url)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    except (OSError, http.client.HTTPException, ValueError):
+        return ""
+    finally:
+        connection.close()
+    found = _MISS.findall(text)
+    return ", ".join(f"{reason}: {float(count):.0f}" for reason, count in found)
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvloop.errors import UserError
+from kvloop.local.supervise import Process
 
 SMOLLM2 = "smollm2"
 TINY = "tiny"
@@ -28,6 +28,8 @@ GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _RECIPE_FILES = ("convert.py", "tiny.py", "tokenizer.py", "chat_template.jinja")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json")
 _LOG_TAIL_LINES = 15
+# It takes about ten seconds on one quiet core.
+CONVERT_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +70,25 @@ def _stamp(gguf: Path) -> str:
     return digest.hexdigest()[:12]
 
 
+def _convert(name: str, gguf: Path, folder: Path) -> None:
+    command = [sys.executable, "-m", "kvloop.local.convert", name, str(gguf), str(folder)]
+    log_path = folder.with_name(folder.name + ".log")
+    process = Process("convert", command, dict(os.environ), log_path)
+    try:
+        status = process.wait(CONVERT_TIMEOUT_S)
+        if status != 0:
+            why = "was not made in time" if status is None else f"could not be made (exit status {status})"
+            raise UserError(f"model {name} {why}\n{process.log_tail(_LOG_TAIL_LINES)}")
+    finally:
+        process.stop()
+        log_path.unlink(missing_ok=True)
+
+
 def _build(name: str, gguf: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        command = [sys.executable, "-m", "kvloop.local.convert", name, str(gguf), str(building)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            tail = "\n".join(done.stderr.splitlines()[-_LOG_TAIL_LINES:])
-            raise UserError(f"model {name} could not be made (exit status {done.returncode})\n{tail}")
+        _convert(name, gguf, building)
         building.chmod(0o755)
         try:
             building.rename(target)

@@ -49,7 +49,9 @@ class StartTimes:
 
 def _progress(waiting: Sequence[Server], passed_s: float, expected_s: float | None) -> str:
     names = ", ".join(server.name for server in waiting)
-    return f"waiting for {names}: {passed_s:.0f} s" + (f" of about {expected_s:.0f} s" if expected_s else "")
+    return f"waiting for {names}: {passed_s:.0f} s" + (
+        f" ({expected_s:.0f} s last time)" if expected_s else ""
+    )
 
 
 def wait_ready(
@@ -58,7 +60,6 @@ def wait_ready(
     """Wait until every server is ready; returns the seconds it took.
 
     Raises `UserError` with the log's tail as soon as one of them ends, or when `timeout_s` has passed.
-
     """
     began = time.monotonic()
     reported = began

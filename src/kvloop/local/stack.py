@@ -198,8 +198,11 @@ class Stack:
         engines.append(Engine(spec, options, self))
 
     def _end(self, *, keep_logs: bool) -> None:
+        running = [server.name for server in self.servers if server.running]
+        if running:
+            self._say(f"stopping {', '.join(running)}")
         # Routers first: they would only report the engines' end as failures.
         for group in (list(self.routers.values()), [*self.prefill, *self.decode]):
             stop_all(server.process for server in group if server.process is not None)
-        if self.config.folder is None and not keep_logs:
+        if self.config.folder is None and not (keep_logs and any(self.folder.glob("*.log"))):
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvloop.errors import UserError
@@ -127,12 +127,25 @@ class Process:
         return tail(self.log_path, lines)
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Holds signals back until the block is left: an impatient second Ctrl-C must not cut a stop in two."""
+    previous = signal.pthread_sigmask(
+        signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    )
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
 def stop_all(processes: Iterable[Process]) -> None:
     """Stop several at once and wait for all; a warden that does not answer in `STOP_TIMEOUT_S` is killed."""
     stopping = list(processes)
-    for process in stopping:
-        process.ask_to_stop()
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    for process in stopping:
-        if process.wait(max(0.0, deadline - time.monotonic())) is None:
-            process.abandon()
+    with _undisturbed():
+        for process in stopping:
+            process.ask_to_stop()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in stopping:
+            if process.wait(max(0.0, deadline - time.monotonic())) is None:
+                process.abandon()

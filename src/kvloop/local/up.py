@@ -8,6 +8,7 @@ in the demo, or ended; 128 plus the number of a signal that ended it.
 import argparse
 import contextlib
 import json
+import os
 import shlex
 import signal
 import sys
@@ -15,11 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from kvloop.errors import UserError
 from kvloop.local.chat import served_model
-from kvloop.local.demo import run_demo
+from kvloop.local.demo import DemoTarget, run_demo
 from kvloop.local.server import describe_status
 from kvloop.local.stack import Stack
 from kvloop.local.stack_config import StackConfig
@@ -86,18 +86,32 @@ def stack_config(args: argparse.Namespace) -> StackConfig:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _end(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads any more: end like every other writer in a pipeline, once, and in silence.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 @contextlib.contextmanager
 def _signals_end_it() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the stack as Ctrl-C does."""
-    previous = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """The first of the signals unwinds the stack; what follows while it unwinds changes nothing."""
+    ended = False
+
+    def end(number: int, _: FrameType | None) -> None:
+        nonlocal ended
+        if not ended:
+            ended = True
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    # SIGINT even where a shell that put us in the background had it ignored, so that `kill -INT` works there;
+    # SIGHUP not where `nohup` had.
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
@@ -117,20 +131,27 @@ def _greet(stack: Stack) -> None:
 
 
 def _demo(stack: Stack, args: argparse.Namespace) -> None:
-    returns = stack.config.returns
-    off = stack.add_router("router-off", ("--return", "off")) if returns else None
+    config = stack.config
+    off = None
+    if config.returns:
+        _say("starting a second router, with reuse off, for comparison")
+        off = stack.add_router("router-off", ("--return", "off"))
+    target = DemoTarget(
+        url=stack.url,
+        url_off=off.url if off is not None else None,
+        metrics_url=stack.router.admin_url,
+        prefill=config.prefill,
+        decode=config.decode,
+        prefill_cache=args.prefill_cache == "on",
+        returns=config.returns,
+        counts=config.connector is Connector.KVLOOP,
+    )
     try:
-        run_demo(
-            stack.url,
-            off.url if off is not None else None,
-            prefill_cache=args.prefill_cache == "on",
-            expects_return=returns and stack.config.connector is Connector.KVLOOP,
-            say=_say,
-        )
+        run_demo(target, _say)
     finally:
         if off is not None:
             off.shut_down()
-            del stack.routers["router-off"]
+            del stack.routers[off.name]
 
 
 def _watch(stack: Stack) -> int:
