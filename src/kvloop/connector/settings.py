@@ -3,7 +3,8 @@
 vLLM hands the connector an untyped dict in which its own NIXL options live too, so keys are claimed by
 name: upstream's two (`kv_recompute_threshold`, `decoder_kv_blocks_ttl`) keep their names and meaning,
 everything of kvloop's own starts with `kvloop_`, and a `kvloop_` key that is not known is an error rather
-than a silent no-op.
+than a silent no-op. What would only fail in the middle of a request, or be answered wrongly, is refused
+here: the engine does not start.
 """
 
 from collections.abc import Mapping
@@ -11,14 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvloop.core.key import KEY_MAX_BYTES, KEY_MIN_BYTES
 from kvloop.errors import UserError
+from kvloop.wire.handle import HOST_MAX_BYTES
 
 DEFAULT_CONTROL_PORT = 5570
-MIN_SECRET_BYTES = 16
-MAX_SECRET_BYTES = 4096
+MAX_PORT = 65535
+MIN_CLAIM_TERM_MS = 500
+"""Five times what the reader takes off for clocks and steps: under a shorter claim no read ends in time."""
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+_WILDCARDS = ("*", "0.0.0.0", "::")
 _ROLES = ("both", "prefill", "decode")
 _KNOWN = frozenset(
     {
@@ -70,6 +75,25 @@ def _number(extra: Mapping[str, Any], name: str, default: float, low: float, hig
     return value
 
 
+def _whole(extra: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = _number(extra, name, default, low, high)
+    if value != int(value):
+        raise UserError(f"kv_connector_extra_config.{name} must be a whole number, not {value!r}")
+    return int(value)
+
+
+def _host(extra: Mapping[str, Any], default: str) -> str:
+    host = extra.get("kvloop_control_host", default)
+    where = f"kv_connector_extra_config.kvloop_control_host (now {host!r})"
+    if not isinstance(host, str) or not 0 < len(host) <= HOST_MAX_BYTES:
+        raise UserError(f"{where} must be a host name or address of at most {HOST_MAX_BYTES} characters")
+    if host in _WILDCARDS:
+        raise UserError(f"{where} must be an address at which other engines reach this one: handles carry it")
+    if not all(" " < char < "\x7f" and char not in "[]/" for char in host):
+        raise UserError(f"{where} must be a bare host name or address, IPv6 without brackets")
+    return host
+
+
 def _secret(extra: Mapping[str, Any]) -> bytes:
     path = extra.get("kvloop_secret_file")
     if not isinstance(path, str) or not path:
@@ -81,11 +105,19 @@ def _secret(extra: Mapping[str, Any]) -> bytes:
         key = Path(path).read_bytes().strip()
     except OSError as error:
         raise UserError(f"kvloop_secret_file {path!r} cannot be read: {error.strerror}") from error
-    if not MIN_SECRET_BYTES <= len(key) <= MAX_SECRET_BYTES:
+    if not KEY_MIN_BYTES <= len(key) <= KEY_MAX_BYTES:
         raise UserError(
-            f"kvloop_secret_file {path!r} must hold {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes"
+            f"kvloop_secret_file {path!r} must hold {KEY_MIN_BYTES} to {KEY_MAX_BYTES} bytes, not {len(key)}"
         )
     return key
+
+
+def check_failure_policy(policy: str) -> None:
+    """UserError unless a failed read is recomputed: vLLM's default answers the request with an error."""
+    if policy != "recompute":
+        raise UserError(
+            f"kv_load_failure_policy in --kv-transfer-config is {policy!r}: with kvloop it must be 'recompute'"
+        )
 
 
 def read_settings(extra: Mapping[str, Any], *, side_channel_host: str, data_parallel_index: int) -> Settings:
@@ -103,22 +135,31 @@ def read_settings(extra: Mapping[str, Any], *, side_channel_host: str, data_para
         raise UserError(
             f"kv_connector_extra_config.kvloop_role must be one of {', '.join(_ROLES)}, not {role!r}"
         )
-    host = extra.get("kvloop_control_host", side_channel_host)
-    if not isinstance(host, str) or not host:
-        raise UserError("kv_connector_extra_config.kvloop_control_host must be a host name or address")
-    port = int(_number(extra, "kvloop_control_port", DEFAULT_CONTROL_PORT, 1, 65535)) + data_parallel_index
+    if extra.get("bidirectional_kv_xfer"):
+        raise UserError(
+            "kv_connector_extra_config.bidirectional_kv_xfer is vLLM's own return path, which kvloop replaces: "
+            "remove it"
+        )
+    port = _whole(extra, "kvloop_control_port", DEFAULT_CONTROL_PORT, 1, MAX_PORT) + data_parallel_index
+    if port > MAX_PORT:
+        raise UserError(
+            f"kv_connector_extra_config.kvloop_control_port plus the data-parallel index is {port}: "
+            f"ports end at {MAX_PORT}"
+        )
     delay = None
     if extra.get("kvloop_progress_delay_us") is not None:
-        delay = int(_number(extra, "kvloop_progress_delay_us", 0, 0, 1_000_000))
+        delay = _whole(extra, "kvloop_progress_delay_us", 0, 0, 1_000_000)
     return Settings(
         role=role,
         key=_secret(extra),
-        control_host=host,
+        control_host=_host(extra, side_channel_host),
         control_port=port,
-        recompute_threshold_tokens=int(_number(extra, "kv_recompute_threshold", 64, 0, 10_000_000)),
+        recompute_threshold_tokens=_whole(extra, "kv_recompute_threshold", 64, 0, 10_000_000),
         lease_ttl_ns=int(_number(extra, "decoder_kv_blocks_ttl", 480, 0.001, 86_400) * NS_PER_S),
-        claim_timeout_ns=int(_number(extra, "kvloop_claim_timeout_ms", 250, 1, 60_000) * NS_PER_MS),
-        claim_term_ns=int(_number(extra, "kvloop_claim_term_ms", 5_000, 10, 600_000) * NS_PER_MS),
+        claim_timeout_ns=int(_number(extra, "kvloop_claim_timeout_ms", 1_000, 1, 60_000) * NS_PER_MS),
+        claim_term_ns=int(
+            _number(extra, "kvloop_claim_term_ms", 5_000, MIN_CLAIM_TERM_MS, 600_000) * NS_PER_MS
+        ),
         max_retained_share=_number(extra, "kvloop_max_retained", 0.9, 0.0, 1.0),
         progress_delay_us=delay,
     )
