@@ -88,12 +88,18 @@ def main(words: list[str] | None = None) -> int:
         metavar="COUNT",
         help="turns per case (default: %(default)s)",
     )
-    pairs = parser.parse_args(words).pairs
+    rows = measure(parser.parse_args(words).pairs)
+    sys.stdout.write(table(rows))
+    return 0 if all(row.met for row in rows) else 1
+
+
+def measure(pairs: int) -> list[Row]:
+    """One row per case, of so many turns each way."""
     with _Process(_engines) as engines:
         prefill, decode = engines.ports
         with _Process(_router, prefill, decode) as router:
             (routed,) = router.ports
-            rows = [
+            return [
                 _measure(name, chat_body(size_bytes, stream), stream, (prefill, decode, routed), pairs)
                 for name, size_bytes, stream in (
                     ("2 KB body, JSON answer", 2_000, False),
@@ -101,8 +107,6 @@ def main(words: list[str] | None = None) -> int:
                     ("64 KB body, first event", 64_000, True),
                 )
             ]
-    sys.stdout.write(table(rows))
-    return 0 if all(row.met for row in rows) else 1
 
 
 def table(rows: list[Row]) -> str:
