@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from kvloop.connector.compat import check_version, pace_progress_thread
 from kvloop.connector.metadata import KvloopMetadata
 from kvloop.connector.scheduler import KvloopScheduler
-from kvloop.connector.settings import read_settings
+from kvloop.connector.settings import check_failure_policy, read_settings
 from kvloop.connector.worker import KvloopWorker
 from kvloop.errors import UserError
 
@@ -33,6 +33,7 @@ class KvloopConnector(NixlPullConnector):
         check_version()
         if vllm_config.kv_transfer_config is None:
             raise UserError("kvloop needs --kv-transfer-config")
+        check_failure_policy(vllm_config.kv_transfer_config.kv_load_failure_policy)
         settings = read_settings(
             vllm_config.kv_transfer_config.kv_connector_extra_config,
             side_channel_host=_side_channel_host(),

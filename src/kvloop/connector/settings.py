@@ -116,7 +116,7 @@ def check_failure_policy(policy: str) -> None:
     """UserError unless a failed read is recomputed: vLLM's default answers the request with an error."""
     if policy != "recompute":
         raise UserError(
-            f"kv_load_failure_policy in --kv-transfer-config is {policy!r}: with kvloop it must be 'recompute'"
+            f"--kv-transfer-config: kv_load_failure_policy is {policy!r}; kvloop needs 'recompute'"
         )
 
 
@@ -137,8 +137,8 @@ def read_settings(extra: Mapping[str, Any], *, side_channel_host: str, data_para
         )
     if extra.get("bidirectional_kv_xfer"):
         raise UserError(
-            "kv_connector_extra_config.bidirectional_kv_xfer is vLLM's own return path, which kvloop replaces: "
-            "remove it"
+            "kv_connector_extra_config.bidirectional_kv_xfer turns on vLLM's own return path, which kvloop "
+            "replaces: remove it"
         )
     port = _whole(extra, "kvloop_control_port", DEFAULT_CONTROL_PORT, 1, MAX_PORT) + data_parallel_index
     if port > MAX_PORT:
