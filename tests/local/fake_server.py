@@ -1,4 +1,5 @@
-"""A stand-in for an engine or a router: answers /health after a delay, and misbehaves on request.
+"""A stand-in for an engine or a router: answers /health and /v1/models after a delay, and misbehaves on
+request.
 
 Run as `python fake_server.py PORT [--delay S] [--fail STATUS] [--stubborn] [--family FILE]`. `--stubborn`
 ignores SIGTERM and SIGINT; `--family` starts a child in the same group and an orphaned grandchild in a
@@ -21,14 +22,19 @@ ORPHAN = (
 )
 
 
+MODELS = b'{"object":"list","data":[{"id":"fake","object":"model"}]}'
+
+
 class Health(http.server.BaseHTTPRequestHandler):
-    """200 for every GET, without a log line."""
+    """200 and a list of models for every GET, without a log line."""
 
     def do_GET(self) -> None:
         """Answer."""
         self.send_response(200)
-        self.send_header("content-length", "0")
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(MODELS)))
         self.end_headers()
+        self.wfile.write(MODELS)
 
     def log_message(self, *_: object) -> None:
         """Nothing."""

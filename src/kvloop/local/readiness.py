@@ -17,7 +17,7 @@ from kvloop.local.server import FAILURE_TAIL_LINES, Server
 Say = Callable[[str], None]
 
 POLL_INTERVAL_S = 0.2
-REPORT_INTERVAL_S = 5.0
+REPORT_INTERVAL_S = 10.0
 
 
 def _read(path: Path) -> dict[str, float]:
