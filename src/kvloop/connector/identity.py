@@ -9,6 +9,7 @@ recomputed.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvloop.core.chain import Identity, MediaItem
@@ -20,13 +21,22 @@ if TYPE_CHECKING:
 _NOT_ARITHMETIC = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
 
+def _plain(value: Any) -> Any:
+    """`value` in JSON's own types, without what says nothing about arithmetic."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items() if name not in _NOT_ARITHMETIC}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
 def _config_digest(vllm_config: "VllmConfig") -> str:
     """A digest over the model's own configuration, e.g. rope scaling set by `--hf-overrides`."""
-    config = {
-        k: v for k, v in vllm_config.model_config.hf_config.to_dict().items() if k not in _NOT_ARITHMETIC
-    }
-    encoded = json.dumps(config, sort_keys=True, default=str).encode()
-    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+    model = vllm_config.model_config
+    encoded = json.dumps(_plain(model.hf_config.to_dict()), sort_keys=True)
+    if "longrope" in encoded:  # vLLM takes its long or its short factors by the longest prompt allowed
+        encoded += f" at most {model.max_model_len}"
+    return hashlib.blake2b(encoded.encode(), digest_size=16).hexdigest()
 
 
 class IdentityOf:
@@ -38,6 +48,12 @@ class IdentityOf:
         self._model = str(model.model)
         self._revision = f"{model.revision or ''}/{_config_digest(vllm_config)}"
         self._kv_layout = f"{model.dtype}/{cache.cache_dtype}/{model.quantization or ''}/{cache.block_size}"
+        # Without a cache to look them up in, vLLM numbers multimodal items instead of hashing them, and two
+        # engines give different images the same number.
+        media = model.multimodal_config
+        self._media_are_hashed = bool(
+            media is None or media.mm_processor_cache_gb or cache.enable_prefix_caching
+        )
 
     def __call__(self, request: "Request") -> Identity:
         """The identity of `request`'s KV."""
@@ -50,6 +66,22 @@ class IdentityOf:
             salt=request.cache_salt or "",
         )
 
+    def why_not(self, request: "Request") -> str | None:
+        """The reason for which `request` takes no part in reuse, or None where it may.
+
+        Prompt embeddings have no token ids to prove; prompt log-probabilities need every position computed
+        here; a multimodal item that is not hashed proves nothing.
+        """
+        if request.prompt_token_ids is None or request.prompt_embeds is not None:
+            return "prompt_embeds"
+        if request.pooling_params is not None:
+            return "pooling"
+        if request.get_skip_reading_prefix_cache():
+            return "skips_prefix_cache"
+        if request.mm_features and not self._media_are_hashed:
+            return "media_not_hashed"
+        return None
+
 
 def media_of(request: "Request") -> list[MediaItem]:
     """The request's multimodal items, each with the digest of its identity and shape, in prompt order."""
@@ -60,17 +92,3 @@ def media_of(request: "Request") -> list[MediaItem]:
         digest = hashlib.blake2b(repr(name).encode(), digest_size=16).digest()
         items.append(MediaItem(start_token=position.offset, digest=digest))
     return sorted(items, key=lambda item: item.start_token)
-
-
-def why_not(request: "Request") -> str | None:
-    """The reason for which `request` takes no part in reuse, or None where it may.
-
-    Prompt embeddings have no token ids to prove; prompt log-probabilities need every position computed here.
-    """
-    if request.prompt_token_ids is None or request.prompt_embeds is not None:
-        return "prompt_embeds"
-    if request.pooling_params is not None:
-        return "pooling"
-    if request.get_skip_reading_prefix_cache():
-        return "skips_prefix_cache"
-    return None

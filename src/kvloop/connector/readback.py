@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.logger import init_logger
 
 from kvloop.connector.control import Address, ControlChannel
-from kvloop.connector.identity import IdentityOf, media_of, why_not
+from kvloop.connector.identity import IdentityOf, media_of
 from kvloop.connector.metadata import KvloopMetadata
 from kvloop.connector.settings import NS_PER_MS, Settings
 from kvloop.connector.turn import Turn
@@ -100,7 +100,7 @@ class ReadBack:
         elif not self._settings.reads or not reusable:
             read.turn.reason = "not_reusable"
         else:
-            read.turn.reason = why_not(request) or self._claim(request, read, handle_text)
+            read.turn.reason = self._identity_of.why_not(request) or self._claim(request, read, handle_text)
 
     def _claim(self, request: "Request", read: _Read, handle_text: object) -> str | None:
         try:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvloop.connector.identity import IdentityOf, media_of, why_not
+from kvloop.connector.identity import IdentityOf, media_of
 from kvloop.connector.settings import Settings
 from kvloop.connector.worker import CLAIM_READ_PREFIX
 from kvloop.core.chain import Chain, build_chain, root_digest
@@ -96,7 +96,7 @@ class Retainer:
         count = min(request.num_computed_tokens, len(tokens) - 1)
         if (
             pool is None
-            or why_not(request)
+            or self._identity_of.why_not(request)
             or len(block_ids) != 1
             or count < max(1, self._settings.recompute_threshold_tokens)
         ):
