@@ -138,6 +138,13 @@ def test_keys_unambiguous(root: list[bytes], units: list[bytes], data: st.DataOb
     assert not set(ours) & set(theirs[: len(ours)]) or root == other_root
 
 
+def test_units_apart() -> None:
+    """Two histories of the same bytes, cut elsewhere into messages, have no key in common."""
+    first, second = content_keys(KEY, ROOT, [b"ab", b"c"]), content_keys(KEY, ROOT, [b"a", b"bc"])
+    assert not set(first) & set(second)
+    assert not set(first) & set(content_keys(KEY, [b"tenan", b"tmodel"], [b"ab", b"c"]))
+
+
 def test_units_bounded() -> None:
     """A request of a million messages has a bounded number of keys."""
     assert len(content_keys(KEY, ROOT, (b"m" for _ in range(MAX_UNITS + 10)))) == MAX_UNITS

@@ -46,8 +46,11 @@ class Asked:
 
 @dataclass
 class Answer:
-    """What an engine does with a request. `pieces` of the body are written one by one; a number is a pause in
-    seconds, an event is waited for, and None breaks the connection off."""
+    """What an engine does with a request.
+
+    `pieces` of the body are written one by one; a number is a pause in seconds, an event is waited for, and
+    None breaks the connection off. `raw` is written as it is, instead of all this.
+    """
 
     status: int = 200
     content_type: str = "application/json"
@@ -56,6 +59,8 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     before_head: float | asyncio.Event | None = None
     no_answer: bool = False
+    raw: bytes | None = None
+    raw_closes: bool = True
 
 
 def json_answer(body: dict[str, Any] | bytes, status: int = 200) -> Answer:
@@ -210,6 +215,10 @@ class FakeEngine:
         if answer.no_answer:
             writer.transport.abort()
             return False
+        if answer.raw is not None:
+            writer.write(answer.raw)
+            await writer.drain()
+            return not answer.raw_closes
         framing = "transfer-encoding: chunked"
         if not answer.chunked:
             framing = (

@@ -65,7 +65,7 @@ async def served(router: Stack, **fields: Any) -> str:
 async def test_prefill_fails() -> None:
     """Whatever a lone prefill engine does wrong, decode serves the request alone."""
     for plan in (status(500), status(503), status(302), dies, breaks_off, garbles, hangs):
-        async with stack(prefill=[plan], prefill_timeout_s=0.1) as router:
+        async with stack(prefill=[plan], prefill_timeout_s=0.3) as router:
             assert await served(router) == "decode"
             assert [one.params for one in router.decode[0].asked] == [ALONE]
             assert len(router.prefill[0].asked) == 1
@@ -94,10 +94,10 @@ async def test_prefill_gone() -> None:
 async def test_other_prefill_engine() -> None:
     """One other prefill engine is tried, and no third one."""
     for plan in (status(500), dies, hangs):
-        async with stack(prefill=[plan, plan, plan], prefill_timeout_s=0.1) as router:
+        async with stack(prefill=[plan, plan, plan], prefill_timeout_s=0.3) as router:
             assert await served(router) == "decode"
             assert sorted(len(engine.asked) for engine in router.prefill) == [0, 1, 1]
-        async with stack(prefill=[plan, prefill_plan], prefill_timeout_s=0.1) as router:
+        async with stack(prefill=[plan, prefill_plan], prefill_timeout_s=0.3) as router:
             assert await served(router) == "recompute"
             routes = [await served(router) for _ in range(3)]
             if plan not in (dies, hangs):  # one that broke off over a handle puts it under suspicion
@@ -107,7 +107,7 @@ async def test_other_prefill_engine() -> None:
 @in_loop
 async def test_hung_prefill_left_out() -> None:
     """A prefill engine that let one request time out does not get the next one at once."""
-    async with stack(prefill=[hangs], prefill_timeout_s=0.1) as router:
+    async with stack(prefill=[hangs], prefill_timeout_s=0.3) as router:
         assert [await served(router), await served(router)] == ["decode", "decode"]
         assert len(router.prefill[0].asked) == 1
         await router.prefill[0].cancelled.wait()

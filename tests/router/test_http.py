@@ -219,24 +219,27 @@ async def test_connections_bounded() -> None:
 
 
 @in_loop
-async def test_slow_and_idle_clients() -> None:
-    """A request that does not come in is refused in time; an idle connection is closed in its own time."""
-    timeouts = Timeouts(client_timeout_s=0.1, keep_alive_s=0.3, drain_timeout_s=0.1)
-    async with (
-        stack(timeouts=timeouts) as router,
-        raw_client(router.port) as slow,
-        raw_client(router.port) as idle,
-        raw_client(router.port) as late,
-    ):
-        slow.send(b"GET /health HTT")
-        late.send(get("/v1/completions", "POST", "Content-Length: 100\r\n") + b"x")
-        idle.send(get("/health"))
-        assert (await idle.answer())[0] == 200
-        began_s = asyncio.get_running_loop().time()
-        assert (await slow.answer())[0] == 408
-        assert (await late.answer())[0] == 408
-        assert asyncio.get_running_loop().time() - began_s < 0.25
-        assert await idle.closed()
+async def test_slow_clients() -> None:
+    """A request that does not come in is refused in time, in its head or in its body."""
+    timeouts = Timeouts(client_timeout_s=0.1, keep_alive_s=1000, drain_timeout_s=0.1)
+    for begun in (b"GET /health HTT", get("/v1/completions", "POST", "Content-Length: 100\r\n") + b"x"):
+        async with stack(timeouts=timeouts) as router, raw_client(router.port) as client:
+            client.send(begun)
+            assert (await client.answer())[0] == 408
+            assert await client.closed()
+
+
+@in_loop
+async def test_idle_clients() -> None:
+    """A connection without a request is closed in its own time, before the first request and after one."""
+    timeouts = Timeouts(client_timeout_s=0.1, keep_alive_s=0.2, drain_timeout_s=0.1)
+    async with stack(timeouts=timeouts) as router:
+        for request in (b"", get("/health")):
+            async with raw_client(router.port) as client:
+                client.send(request)
+                if request:
+                    assert (await client.answer())[0] == 200
+                assert await client.closed()
 
 
 @in_loop

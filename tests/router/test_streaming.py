@@ -1,6 +1,8 @@
 """Streams: passed on byte for byte and at once, held back by slow clients, given up with the client."""
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 from kvloop.router.config import Limits, Timeouts
@@ -108,6 +110,19 @@ async def test_leaving_cancels_unstreamed() -> None:
 
 
 @in_loop
+async def test_reset_cancels() -> None:
+    """A client whose connection is reset, without an end of stream, ends the request as well."""
+    plan = streaming(chunk("a"), asyncio.Event())
+    async with stack(decode=[plan]) as router, raw_client(router.port) as client:
+        client.send(post(STREAM))
+        await client.reader.readuntil(b'"a"')
+        connection = client.writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.writer.transport.abort()
+        await router.decode[0].cancelled.wait()
+
+
+@in_loop
 async def test_half_closed_client_is_gone() -> None:
     """A client that closes only his sending side counts as gone: proxies do so for a client that left."""
     plan = streaming(chunk("a"), asyncio.Event())
@@ -179,7 +194,7 @@ async def test_event_too_long() -> None:
 async def test_standstill() -> None:
     """A stream that stands still for too long ends with an error event."""
     plan = streaming(chunk("a"), 0.1, chunk("b"), asyncio.Event())
-    async with stack(decode=[plan], timeouts=Timeouts(idle_timeout_s=0.2, drain_timeout_s=0.1)) as router:
+    async with stack(decode=[plan], timeouts=Timeouts(idle_timeout_s=0.5, drain_timeout_s=0.1)) as router:
         answer = await router.client.post("/v1/chat/completions", json=STREAM)
         assert answer.content.startswith(chunk("a") + chunk("b"))
         assert b"broke off its answer (timeout)" in answer.content

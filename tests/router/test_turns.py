@@ -1,8 +1,8 @@
 """Turns through the router: what each engine is asked, and which earlier turn a request goes on from."""
 
-import asyncio
 import json
 from typing import Any
+from unittest import mock
 
 from tests.router.fake_engine import Answer, Asked, decode_plan, json_answer, prefill_plan
 from tests.router.harness import HELLO, Stack, in_loop, stack
@@ -206,11 +206,14 @@ async def test_tenant_by_header() -> None:
 @in_loop
 async def test_handle_expires() -> None:
     """After its time a handle is no longer sent."""
-    async with stack(retention_s=0.05) as router:
-        assert await handle_sent(router, [HELLO]) is None
-        assert await handle_sent(router, [HELLO]) == "h1"
-        await asyncio.sleep(0.06)
-        assert await handle_sent(router, [HELLO]) is None
+    now_ns = 0
+    with mock.patch("kvloop.router.serve.time.monotonic_ns", lambda: now_ns):
+        async with stack(retention_s=60) as router:
+            assert await handle_sent(router, [HELLO]) is None
+            now_ns = 60 * 10**9 - 1
+            assert await handle_sent(router, [HELLO]) == "h1"
+            now_ns += 60 * 10**9
+            assert await handle_sent(router, [HELLO]) is None
 
 
 @in_loop

@@ -1,6 +1,10 @@
-"""The operator's side, an ordinary ASGI application on a port of its own: metrics, health, conversations."""
+"""The operator's side, an ordinary ASGI application on a port of its own: metrics, health, conversations.
 
-from collections.abc import Callable
+Every endpoint is a coroutine without an await: it runs on the router's own loop, between requests, and needs
+no lock. (A plain function would run on a thread.)
+"""
+
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,12 +20,14 @@ from kvloop.router.metrics import Metrics
 LIST_MAX_TURNS = 1000
 _NS_PER_S = 1_000_000_000
 
+Answer = Callable[[Request], Awaitable[Response]]
+
 
 def admin_app(fleet: Fleet, conversations: Conversations, metrics: Metrics) -> Starlette:
     """The routes: `/metrics`, `/health`, `/conversations`, `/conversations/{kind}/{id}`."""
     return Starlette(
         routes=[
-            Route("/metrics", lambda _: Response(metrics.text(), media_type="text/plain; version=0.0.4")),
+            Route("/metrics", _metrics(metrics)),
             Route("/health", _health(fleet)),
             Route("/conversations", _list(conversations)),
             Route("/conversations/{kind}/{value:path}", _forget(conversations), methods=["DELETE"]),
@@ -29,8 +35,15 @@ def admin_app(fleet: Fleet, conversations: Conversations, metrics: Metrics) -> S
     )
 
 
-def _health(fleet: Fleet) -> Callable[[Request], Response]:
-    def answer(_: Request) -> Response:
+def _metrics(metrics: Metrics) -> Answer:
+    async def answer(_: Request) -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    return answer
+
+
+def _health(fleet: Fleet) -> Answer:
+    async def answer(_: Request) -> Response:
         engines = [
             {
                 "url": engine.url,
@@ -48,8 +61,8 @@ def _health(fleet: Fleet) -> Callable[[Request], Response]:
     return answer
 
 
-def _list(conversations: Conversations) -> Callable[[Request], Response]:
-    def answer(request: Request) -> Response:
+def _list(conversations: Conversations) -> Answer:
+    async def answer(request: Request) -> Response:
         asked = request.query_params.get("limit", "100")
         limit = min(int(asked), LIST_MAX_TURNS) if asked.isdecimal() else 100
         now_ns = conversations.clock_ns()
@@ -73,8 +86,8 @@ def _list(conversations: Conversations) -> Callable[[Request], Response]:
     return answer
 
 
-def _forget(conversations: Conversations) -> Callable[[Request], Response]:
-    def answer(request: Request) -> Response:
+def _forget(conversations: Conversations) -> Answer:
+    async def answer(request: Request) -> Response:
         kind, value = request.path_params["kind"], request.path_params["value"]
         forgotten = conversations.table.remove(kind, value)
         return JSONResponse({"forgotten": forgotten}, 200 if forgotten else 404)

@@ -19,6 +19,7 @@ from kvloop.router.upstream import EngineConnection, EngineFailureError, Head
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 8.0  # an engine that is back is found within this
+LOG_EVERY_S = 10.0  # per engine
 IDLE_MAX_S = 4.0  # vLLM's own keep-alive is 5 s
 IDLE_MAX_CONNECTIONS = 256  # per engine
 
@@ -48,10 +49,18 @@ class Engine:
         self._open: set[EngineConnection] = set()
         self._backoff_s = 0.0
         self._avoid_until_s = 0.0
+        self._silent_until_s = 0.0
 
     def available(self, now_s: float) -> bool:
         """Whether it has not just failed."""
         return now_s >= self._avoid_until_s
+
+    def worth_a_line(self, now_s: float) -> bool:
+        """Whether a failure should be logged: not every one of an outage is."""
+        due = now_s >= self._silent_until_s
+        if due:
+            self._silent_until_s = now_s + LOG_EVERY_S
+        return due
 
     def failed(self, now_s: float) -> None:
         """It could not be reached, or did not answer in time."""

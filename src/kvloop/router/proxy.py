@@ -6,6 +6,7 @@ exchange is closed on the way out, which aborts a hop that is still under way.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,6 +31,8 @@ from kvloop.wire.openai import (
     read_prefill_answer,
     take_handle,
 )
+
+logger = logging.getLogger("kvloop.router")
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class Proxy:
                 exchange = await engine.ask(parts, self._config.timeouts.idle_timeout_s)
                 try:
                     engine.answered()
-                    if exchange.head.status == 200 and exchange.head.get(b"content-type").startswith(
+                    if exchange.head.status == 200 and exchange.head.get(b"content-type").lower().startswith(
                         b"text/event-stream"
                     ):
                         relay = StreamRelay(
@@ -181,6 +184,8 @@ class Proxy:
         if error.failure is Failure.UNREACHED or error.kind == "timeout":
             engine.failed(self._loop.time())
         self._metrics.fallbacks.labels(engine.role, error.kind).inc()
+        if engine.worth_a_line(self._loop.time()):
+            logger.warning("%s engine %s: %s", engine.role, engine.url, error)
         return error.failure
 
     def _before_first_byte(self, run: _Run) -> None:

@@ -75,7 +75,7 @@ class StreamRelay:
             self.done.set_exception(error)
 
     def _pass(self, data: bytes) -> None:
-        if self._filter.handle is not self._handle:
+        if self._filter.handle != self._handle:
             self._handle = self._filter.handle
             if self._handle is not None:
                 self._on_handle(self._handle)

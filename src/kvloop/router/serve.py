@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import secrets
 import signal
 import socket
@@ -34,6 +35,7 @@ from kvloop.router.request import BodyBudget
 LINEAGE_KEY_BYTES = 32
 LISTEN_BACKLOG = 2048
 DRAIN_POLL_S = 0.05
+OPEN_FILES = 65536
 
 logger = logging.getLogger("kvloop.router")
 
@@ -49,9 +51,22 @@ class Ports:
 def run(config: RouterConfig) -> None:
     """Serve until SIGINT or SIGTERM. UserError if a port is taken."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _raise_open_files()
     gc.freeze()  # what is there now stays: no collection has to walk through it again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(config))
+
+
+def _raise_open_files() -> None:
+    """Each request takes up to three sockets, and the usual soft limit is 1,024 files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _run(config: RouterConfig) -> None:
@@ -64,8 +79,8 @@ async def _run(config: RouterConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     async with serving(config, hurry) as ports:
-        logger.info("ready on http://%s:%d", config.host, ports.port)
-        logger.info("metrics and conversations on http://%s:%d", config.admin_host, ports.admin_port)
+        logger.info("ready on %s", _url(config.host, ports.port))
+        logger.info("metrics and conversations on %s", _url(config.admin_host, ports.admin_port))
         await stopping.wait()
         logger.info("stopping")
 

@@ -211,6 +211,8 @@ class EngineConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headers: Headers = []
+        if self._ended:  # more answers than questions: the connection is out of step, and not used again
+            self._lost = EngineFailureError("unasked", Failure.BROKEN)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head is None:
@@ -218,7 +220,7 @@ class EngineConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:
+        if status < 200 or self._ended:
             return
         self._head = Head(status, self._headers)
         framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
@@ -227,7 +229,8 @@ class EngineConnection(asyncio.Protocol):
             self._waiter.set_result(self._head)
 
     def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)
+        if not self._ended:
+            self._pieces.append(data)
 
     def on_message_complete(self) -> None:
         if self._head is not None:
