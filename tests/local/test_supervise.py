@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,28 +11,7 @@ import pytest
 
 from kvloop.local.ports import free_ports
 from kvloop.local.supervise import Process, stop_all
-
-FAKE = Path(__file__).with_name("fake_server.py")
-
-
-def alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Whether the condition comes true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
+from tests.local.processes import FAKE_SERVER, alive, eventually
 
 Start = Callable[..., Process]
 
@@ -44,7 +22,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def run(*flags: str) -> Process:
-        argv = [sys.executable, str(FAKE), str(free_ports(1)[0]), *flags]
+        argv = [sys.executable, str(FAKE_SERVER), str(free_ports(1)[0]), *flags]
         started.append(Process("fake", argv, dict(os.environ), tmp_path / "fake.log"))
         return started[-1]
 
@@ -108,7 +86,7 @@ def test_the_family_does_not_outlive_its_supervisor(tmp_path: Path, number: sign
     family = tmp_path / "family"
     script = (
         "import os, sys, time; from pathlib import Path; from kvloop.local.supervise import Process; "
-        f"argv = [sys.executable, {str(FAKE)!r}, '{free_ports(1)[0]}', '--family', {str(family)!r}]; "
+        f"argv = [sys.executable, {str(FAKE_SERVER)!r}, '{free_ports(1)[0]}', '--family', {str(family)!r}]; "
         "p = Process('fake', argv, "
         f"dict(os.environ), Path({str(tmp_path / 'fake.log')!r})); "
         "print(p.pid, flush=True); time.sleep(600)"

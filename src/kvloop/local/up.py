@@ -169,7 +169,8 @@ def _watch(stack: Stack) -> int:
             say(f"{server.name} ended with {status}; its log: {server.spec.log_path}")
             watched.remove(server)
         time.sleep(WATCH_INTERVAL_S)
-    raise UserError(f"the router ended; the end of its log:\n{stack.router.log_tail()}")
+    status = describe_status(stack.router.process.status if stack.router.process else None)
+    raise UserError(f"the router ended with {status}; the end of its log:\n{stack.router.log_tail()}")
 
 
 def serve(stack: Stack, args: argparse.Namespace) -> int:
