@@ -68,9 +68,9 @@ def heading(options: Options, minutes: float) -> str:
         f"Model {options.model}, one core per engine, prefill's prefix cache off; {ttft.MEASURED_TURN}.\n"
         "Return and one-way alternate on the same engines. Upstream's engines ran afterwards, in a second "
         "phase of this\n"
-        "run: four engines do not fit on two cores. `upstream` is bidirectional mode with the transfer threads "
-        "that vLLM\n"
-        "gives it, `upstream, paced` the same with kvloop's thread settings.\n"
+        "run: four engines do not fit on two cores. `upstream` is bidirectional mode with the threads that vLLM "
+        "gives it,\n"
+        "`upstream, paced` the same with kvloop's thread settings.\n"
         f"Measured in {minutes:.0f} minutes."
     )
 

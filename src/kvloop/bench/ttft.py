@@ -159,8 +159,7 @@ def rows(samples: Samples, sizes: Sequence[int]) -> list[Row]:
         ours = samples.of(RETURN, tokens)
         made.append(Row(f"TTFT return, {tokens} tokens", _median(ours), "s", detail=spread(ours, "s")))
         made.append(_ratio(samples, tokens, ONE_WAY, inverse=True))
-        if samples.of(UPSTREAM, tokens):
-            made.append(_ratio(samples, tokens, UPSTREAM, inverse=False))
+        made.append(_ratio(samples, tokens, UPSTREAM, inverse=False))
         if samples.of(UPSTREAM_PACED, tokens):
             made.append(_ratio(samples, tokens, UPSTREAM_PACED, inverse=False))
     return made
