@@ -68,8 +68,7 @@ def heading(options: Options, minutes: float) -> str:
         f"Model {options.model}, one core per engine, prefill's prefix cache off; {ttft.MEASURED_TURN}.\n"
         "Return and one-way alternate on the same engines. Upstream's engines ran afterwards, in a second "
         "phase of this\n"
-        "run: four engines do not fit on two cores. `upstream` is bidirectional mode with the threads that vLLM "
-        "gives it,\n"
+        "run: four engines do not fit on two cores. `upstream` is bidirectional mode with vLLM's own threads,\n"
         "`upstream, paced` the same with kvloop's thread settings.\n"
         f"Measured in {minutes:.0f} minutes."
     )
@@ -86,7 +85,7 @@ def measure(options: Options) -> tuple[list[Row], list[str]]:
             with Stack(_config(options), say=_say) as stack:
                 for part in options.parts:
                     _measure_on(stack, part, options, seed, samples, rows, failures)
-        except UserError as error:
+        except (UserError, OSError) as error:
             failures.append(f"kvloop's engines: {error}")
     if "ttft" in options.parts:
         _measure_upstream(options, seed, samples, failures)
@@ -115,7 +114,7 @@ def _measure_on(
             rows += claim.measure(stack, seed, effort)
         elif part == "idle":
             rows += idle.measure(stack, seed, idle.Effort(settle_s=10.0) if quick else idle.Effort(), _say)
-    except UserError as error:
+    except (UserError, OSError) as error:
         failures.append(f"{part}: {error}")
 
 
@@ -129,7 +128,7 @@ def _measure_upstream(options: Options, seed: str, samples: ttft.Samples, failur
                 ttft.Bench(stack, (way,), f"{seed} {name}", _say).run(
                     options.sizes, options.repetitions, samples
                 )
-        except UserError as error:
+        except (UserError, OSError) as error:
             failures.append(f"{name}: {error}")
 
 
