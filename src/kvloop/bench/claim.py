@@ -10,7 +10,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,9 @@ DIGEST_TOKENS = 10_000
 DIGESTS = 50
 PACE_S = 0.005
 GENERATED_TOKENS = 100
-SHORT_PROMPT: list[Message] = [{"role": "user", "content": "Name a colour."}]
+SHORT_PROMPT: list[Message] = [{"role": "user", "content": "Name a colour, and one that goes with it. " * 10}]
+"""Over the threshold below which prefill does not even ask, and as short as that allows, so that little else
+than the claim makes a difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +93,16 @@ class Deployment:
         return claim, filed
 
 
-def measure(stack: Stack, seed: str, effort: Effort) -> list[Row]:
+def measure(stack: Stack, seed: str, effort: Effort, say: Callable[[str], None]) -> list[Row]:
     """All rows. Raises `UserError` where an engine does not do its part."""
     deployment = Deployment(stack, seed)
     claim, filed = deployment.overhear(effort.prompt_tokens)
     with ControlClient(deployment.key, "127.0.0.1", deployment.control_port) as client:
         idle = _round_trips(client, claim, effort.claims)
         busy = _while_generating(deployment, client, claim)
+    say(f"claims: idle {spread(idle, 'ms')}, generating {spread(busy, 'ms')}")
     with_claim, without = _effect(deployment, filed, effort.pairs)
+    say(f"prefill hop: with a claim {spread(with_claim, 'ms')}, without {spread(without, 'ms')}")
     return [
         Row(
             "claim round trip, idle decode, median",

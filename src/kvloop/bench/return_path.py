@@ -23,7 +23,7 @@ from kvloop.local.stack import Stack
 from kvloop.local.stack_config import StackConfig
 from kvloop.local.transfer_config import Connector
 
-PARTS = ("ttft", "claim", "idle", "router")
+PARTS = ("claim", "idle", "ttft", "router")
 REPETITIONS = 3
 QUICK_REPETITIONS = 1
 QUICK_PAIRS = 60
@@ -64,14 +64,15 @@ def main(words: list[str] | None = None) -> int:
 
 def heading(options: Options, minutes: float) -> str:
     """Under which conditions the figures were taken."""
-    return (
-        f"Model {options.model}, one core per engine, prefill's prefix cache off; {ttft.MEASURED_TURN}.\n"
-        "Return and one-way alternate on the same engines. Upstream's engines ran afterwards, in a second "
-        "phase of this\n"
-        "run: four engines do not fit on two cores. `upstream` is bidirectional mode with vLLM's own threads,\n"
-        "`upstream, paced` the same with kvloop's thread settings.\n"
-        f"Measured in {minutes:.0f} minutes."
-    )
+    lines = [f"Model {options.model}, one core per engine, prefill's prefix cache off."]
+    if "ttft" in options.parts:
+        lines += [
+            f"TTFT is of {ttft.MEASURED_TURN}.",
+            "Return and one-way alternate on the same engines. Upstream's engines ran afterwards, in a second",
+            "phase of this run: four engines do not fit on two cores. `upstream` is its bidirectional mode with",
+            "vLLM's own transfer threads, `upstream, paced` the same with kvloop's thread settings.",
+        ]
+    return "\n".join([*lines, f"Measured in {minutes:.0f} minutes."])
 
 
 def measure(options: Options) -> tuple[list[Row], list[str]]:
@@ -111,7 +112,7 @@ def _measure_on(
             bench.run(options.sizes, options.repetitions, samples)
         elif part == "claim":
             effort = claim.Effort(100, 20, 570) if quick else claim.Effort()
-            rows += claim.measure(stack, seed, effort)
+            rows += claim.measure(stack, seed, effort, _say)
         elif part == "idle":
             rows += idle.measure(stack, seed, idle.Effort(settle_s=10.0) if quick else idle.Effort(), _say)
     except (UserError, OSError) as error:
@@ -145,6 +146,7 @@ def _config(
         engine_extra=extra or {},
         env=env or {},
         kv_cache_gib=KV_CACHE_GIB,
+        router_flags=ttft.PATIENT,
     )
 
 

@@ -35,6 +35,8 @@ Say = Callable[[str], None]
 LEAST_SPEED_UP = {570: 3.5, 1_900: 8.0, 5_600: 20.0}
 """Prompt tokens, and by how much a returned turn must be faster than one-way."""
 MOST_OF_UPSTREAM = 0.6
+PATIENT = ("--prefill-timeout-s", "600")
+"""A router's flags: a long prompt on a slow core is to be measured, not given up."""
 MEASURED_TURN = f"turn 2, streamed, about {NEW_TOKENS} tokens new to decode, to the client's first text"
 MAX_DISCARDED = 2
 """Samples per size that may not be what they claim: a loaded machine can let a claim time out."""
@@ -148,7 +150,7 @@ UPSTREAM, UPSTREAM_PACED = "upstream", "upstream, paced"
 
 def kvloop_ways(stack: Stack) -> tuple[Way, ...]:
     """Return and one-way in front of the same engines; starts the second router."""
-    one_way = stack.add_router("one-way", ("--return", "off"))
+    one_way = stack.add_router("one-way", ("--return", "off", *PATIENT))
     return Way(RETURN, stack.url, returns=True), Way(ONE_WAY, one_way.url, returns=False)
 
 
