@@ -68,9 +68,9 @@ def heading(options: Options, minutes: float) -> str:
     if "ttft" in options.parts:
         lines += [
             f"TTFT is of {ttft.MEASURED_TURN}.",
-            "Return and one-way alternate on the same engines. Upstream's engines ran afterwards, in a second",
-            "phase of this run: four engines do not fit on two cores. `upstream` is its bidirectional mode with",
-            "vLLM's own transfer threads, `upstream, paced` the same with kvloop's thread settings.",
+            "Return and one-way alternate on the same engines. Upstream's engines ran afterwards, in a",
+            "second phase of this run: four engines do not fit on two cores. `upstream` is bidirectional",
+            "mode with the transfer threads that vLLM gives it, `upstream, paced` has kvloop's instead.",
         ]
     return "\n".join([*lines, f"Measured in {minutes:.0f} minutes."])
 
