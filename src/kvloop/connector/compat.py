@@ -7,11 +7,14 @@ metadata.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import vllm
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 logger = init_logger("vllm.kvloop")
 
@@ -56,12 +59,17 @@ def check_version() -> None:
 def register() -> None:
     """Entry point of vLLM's general plugins, run in every process of an engine.
 
-    `KVLOOP_PROGRESS_DELAY_US` paces NIXL's progress thread for upstream's connector too, so that
-    comparisons are between connectors and not between thread settings.
+    `KVLOOP_PROGRESS_DELAY_US` paces NIXL's progress thread for upstream's connector too, and leaves its
+    worker on the cores that it was given, so that comparisons are between connectors and not between
+    thread settings. kvloop's own connector does both by itself.
     """
     delay_us = os.environ.get("KVLOOP_PROGRESS_DELAY_US")
-    if delay_us:
-        pace_progress_thread(int(delay_us))
+    if not delay_us:
+        return
+    pace_progress_thread(int(delay_us))
+    if current_platform.is_cpu():
+        # Its only caller is the NIXL worker, which moves itself to these cores (see `cores_kept`).
+        type(current_platform).discover_numa_topology = classmethod(lambda _: [])  # type: ignore[attr-defined]
 
 
 def pace_progress_thread(delay_us: int) -> None:
@@ -81,6 +89,21 @@ def pace_progress_thread(delay_us: int) -> None:
                 super().__setattr__(name, delay_us if name == "pthrDelay" else value)
 
         binding.nixlAgentConfig = PacedConfig
+
+
+@contextmanager
+def cores_kept() -> Iterator[None]:
+    """Undo what the block does to this thread's cores.
+
+    On a CPU vLLM's NIXL worker moves the thread that builds it to the last core of each NUMA node, away from
+    the one that `VLLM_CPU_OMP_THREADS_BIND` gave it. That thread computes, too: without this, two engines
+    pinned to two cores both compute on the second.
+    """
+    cores = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _bindings() -> list[Any]:

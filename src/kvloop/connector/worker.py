@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConne
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.logger import init_logger
 
+from kvloop.connector.compat import cores_kept
 from kvloop.connector.metadata import KvloopMetadata, WorkerNews
 
 logger = init_logger("vllm.kvloop.worker")
@@ -50,7 +51,8 @@ class KvloopWorker(NixlPullConnectorWorker):
     """NIXL's pull worker with deadlines on reads back and with peers recognised by incarnation."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, engine_id, kv_cache_config)
+        with cores_kept():
+            super().__init__(vllm_config, engine_id, kv_cache_config)
         self.nixl_wrapper = NotificationFilter(self.nixl_wrapper)
         self._deadline_ns: dict[str, int] = {}
         self._given_up: dict[str, None] = {}
