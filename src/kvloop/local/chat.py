@@ -62,8 +62,7 @@ def served_model(url: str) -> str:
 
 
 def return_misses(admin_url: str) -> str:
-    """Why handles brought nothing back so far, by the router's metrics: `claim_timeout: 2`; "" if it does not
-    say."""
+    """Why handles brought nothing back so far, by the router's metrics: `no_reply 2`; "" if unknown."""
     connection = _connect(admin_url)
     try:
         connection.request("GET", "/metrics")
@@ -73,13 +72,17 @@ def return_misses(admin_url: str) -> str:
     finally:
         connection.close()
     found = _MISS.findall(text)
-    return ", ".join(f"{reason}: {float(count):.0f}" for reason, count in found)
+    return ", ".join(f"{reason} {float(count):.0f}" for reason, count in found)
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     for line in response:
         if line.startswith(b"data: {"):
             yield json.loads(line[len(b"data: ") :])
+        elif line.startswith(b"data: [DONE]"):
+            response.read()
+            return
+    raise UserError("the answer broke off before its end")
 
 
 def _number(text: str | None) -> int | None:
@@ -98,6 +101,8 @@ def _read(response: http.client.HTTPResponse, began_s: float) -> TurnResult:
             if piece and not text:
                 first_token_s = time.monotonic() - began_s
             text += piece
+    if not text:
+        raise UserError("the turn was answered without a word")
     return TurnResult(
         text=text,
         route=response.getheader("x-kvloop-route"),

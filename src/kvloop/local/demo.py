@@ -142,4 +142,5 @@ def run_demo(target: DemoTarget, say: Say) -> None:
     if missed:
         which = f"turn{'s' * (len(missed) > 1)} {', '.join(map(str, missed))}"
         reasons = return_misses(target.metrics_url) if target.metrics_url else ""
-        raise UserError(f"{which} read nothing back from decode" + (f" ({reasons})" if reasons else ""))
+        because = f" (the router's misses so far: {reasons})" if reasons else ""
+        raise UserError(f"{which} read nothing back from decode{because}")
