@@ -34,34 +34,49 @@ def handle_event(params: dict[str, Any]) -> bytes:
 
 
 class HandleMiddleware:
-    """Adds the handle event to streamed answers of the generation routes."""
+    """Adds the handle event to streamed answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI connection."""
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         answer: dict[str, Any] = {}
+        is_stream = False
         token = _answer.set(answer)
 
         async def send_with_handle(message: Message) -> None:
-            if message["type"] == "http.response.body" and answer.get("params"):
-                body = bytes(message.get("body", b""))
-                # The terminator is an event of its own: text of the model is JSON-escaped and cannot
-                # start a line.
-                at = 0 if body.startswith(_DONE) else body.rfind(b"\n" + _DONE) + 1
-                if at or body.startswith(_DONE):
-                    event = handle_event(answer.pop("params"))
-                    message = {**message, "body": body[:at] + event + body[at:]}
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                is_stream = _is_event_stream(message)
+            elif message["type"] == "http.response.body" and is_stream and answer.get("params"):
+                message = _with_handle(message, answer)
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_handle)
         finally:
             _answer.reset(token)
+
+
+def _is_event_stream(start: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream")
+        for name, value in start.get("headers", ())
+    )
+
+
+def _with_handle(message: Message, answer: dict[str, Any]) -> Message:
+    """The message, with the event put in where its terminator begins. The terminator is an event of its
+    own: the model's text is JSON-escaped and cannot start a line."""
+    body = bytes(message.get("body", b""))
+    at = body.rfind(b"\n" + _DONE) + 1
+    if not body.startswith(_DONE, at):
+        return message
+    return {**message, "body": body[:at] + handle_event(answer.pop("params")) + body[at:]}
 
 
 class EndpointPlugin:
@@ -86,8 +101,9 @@ class EndpointPlugin:
 
             async def outputs() -> AsyncGenerator[Any, None]:
                 async for output in generate(*args, **kwargs):
-                    if answer is not None and output.kv_transfer_params:
-                        answer["params"] = output.kv_transfer_params
+                    params = getattr(output, "kv_transfer_params", None)
+                    if answer is not None and params:
+                        answer["params"] = params
                     yield output
 
             return outputs()

@@ -54,6 +54,7 @@ class ClientConnection(asyncio.Protocol):
         self._since_s = self._loop.time()  # the request under way began, or the last one ended
         self._ending = False  # nothing more is read
         self._draining = False
+        self._full = False  # what was written has not gone out
 
     @property
     def busy(self) -> bool:
@@ -111,18 +112,21 @@ class ClientConnection(asyncio.Protocol):
         self._advance()
 
     def pause_writing(self) -> None:
+        self._full = True
         if self._response is not None:
             self._response.on_pause()
 
     def resume_writing(self) -> None:
+        self._full = False
         if self._response is not None:
             self._response.on_resume()
+        self._advance()
 
     def _advance(self) -> None:
         """Serve the next request, or refuse what could not be read, if it is its turn."""
         if self._transport is None or self._transport.is_closing():
             return
-        if self._task is None:
+        if self._task is None and not self._full:
             if self._waiting:
                 self._task = self._loop.create_task(self._run(self._waiting.popleft()))
             elif self._parser.refusal is not None:

@@ -98,7 +98,6 @@ class EngineConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._sink: Sink | None = None
         self._pieces: list[bytes] = []
-        self._unclaimed_bytes = 0
         self._ended = True
         self._until_close = False
         self._lost: EngineFailureError | None = None
@@ -124,19 +123,18 @@ class EngineConnection(asyncio.Protocol):
             raise EngineFailureError("closed", Failure.UNREACHED)
         self.exchanges += 1
         self._head, self._sink, self._ended, self._until_close = None, None, False, False
-        self._head_bytes = self._unclaimed_bytes = 0
+        self._head_bytes = 0
         self._waiter = self._loop.create_future()
         self._moved_s = self._loop.time()
         self._timer = self._loop.call_later(timeout_s, self._check_time, timeout_s)
+        self._transport.resume_reading()  # its last client may have stopped it at his answer's end
         self._transport.writelines(parts)
         return await self._waiter
 
     def attach(self, sink: Sink) -> None:
         """Let `sink` take the body: at once what has come, then the rest."""
         self._sink = sink
-        self._unclaimed_bytes = 0
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self.resume()
         self._deliver()
 
     async def collect(self, max_bytes: int) -> bytes:
@@ -156,8 +154,12 @@ class EngineConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """End the exchange: give the connection back if its answer was whole, else abort it."""
+        """End the exchange: give the connection back if its answer was whole, else abort it.
+
+        What no sink has taken is nobody's: it must not be there when the next exchange begins.
+        """
         self._sink = None
+        self._pieces.clear()
         if self._timer is not None:
             self._timer.cancel()
         reusable = self.usable
