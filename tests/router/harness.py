@@ -142,6 +142,19 @@ def post(body: dict[str, Any] | bytes, path: str = "/v1/chat/completions", heade
     return f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
+def get(path: str, method: str = "GET", headers: str = "") -> bytes:
+    """A request without a body."""
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode()
+
+
+def chunked(body: bytes, size: int = 7) -> bytes:
+    """A request in chunks."""
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    framed = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + framed + b"0\r\nX-Trailer: 1\r\n\r\n"
+
+
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Wait for something to become true."""
     async with asyncio.timeout(timeout_s):

@@ -163,6 +163,32 @@ async def test_slow_client_stops_the_engine() -> None:
 
 
 @in_loop
+async def test_next_answer_waits_for_the_last() -> None:
+    """A client that does not take one answer is not served the next: what waits for him is bounded."""
+    big = b"data: " + b"x" * 8_000_000 + b"\n\n"
+    async with stack(decode=[streaming(big, DONE)]) as router, raw_client(router.port) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(3 * post(STREAM))
+        await until(lambda: len(router.decode[0].asked) == 1)
+        await asyncio.sleep(0.2)
+        assert len(router.decode[0].asked) == 1
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(3):
+            assert (await client.answer())[2] == big + DONE
+
+
+@in_loop
+async def test_paused_connection_is_not_kept_paused() -> None:
+    """An engine's connection whose last answer ended while its client was slow serves the next client."""
+    big = b"data: " + b"x" * 1_000_000 + b"\n\n"
+    async with stack(decode=[streaming(big)], prefill=[]) as router, raw_client(router.port) as slow:
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(3):
+            slow.send(post(STREAM))
+            assert (await router.client.post("/v1/chat/completions", json=STREAM)).content == big
+
+
+@in_loop
 async def test_broken_off_stream() -> None:
     """Decode dying in the middle is an error event and the end of the connection; nothing is tried again."""
     async with (

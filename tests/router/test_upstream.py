@@ -1,8 +1,13 @@
 """Engines' answers in every shape that HTTP allows, and in some that it does not."""
 
+import asyncio
+from typing import Any
+from unittest import mock
+
 import pytest
 
 from kvloop.router.config import Limits
+from kvloop.router.upstream import UNCLAIMED_MAX_BYTES, EngineConnection
 from tests.router.fake_engine import DONE, Answer, Asked, chunk, decode_plan, prefill_plan
 from tests.router.harness import HELLO, in_loop, stack
 
@@ -102,3 +107,51 @@ async def test_read_ahead_bounded() -> None:
     async with stack(prefill=[long], limits=Limits(max_answer_bytes=1_000_000)) as router:
         assert (await router.chat([HELLO])).headers["x-kvloop-route"] == "decode"
         assert await router.metric('fallbacks_total{hop="prefill",reason="answer_oversize"}') == 1
+
+
+def connection() -> tuple[EngineConnection, list[bool]]:
+    """A connection over a transport that is none, and what its pool is told."""
+    told: list[bool] = []
+    one = EngineConnection(asyncio.get_running_loop(), lambda _, reusable: told.append(reusable))
+    transport = mock.Mock()
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    one.connection_made(transport)
+    return one, told
+
+
+@in_loop
+async def test_nothing_left_for_the_next() -> None:
+    """An answer whose client left before he took it does not reach the next client of that connection."""
+    one, told = connection()
+    asking = asyncio.ensure_future(one.ask([b"x"], 10))
+    await asyncio.sleep(0)
+    one.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret")
+    assert (await asking).status == 200
+    one.close()  # nobody attached
+    assert told == [True]
+    asking = asyncio.ensure_future(one.ask([b"x"], 10))
+    await asyncio.sleep(0)
+    one.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown")
+    await asking
+    assert await one.collect(100) == b"own"
+
+
+@in_loop
+async def test_reading_ahead_stops() -> None:
+    """Before anybody takes the body, no more than the bound is read; then reading goes on."""
+    one, _ = connection()
+    asking = asyncio.ensure_future(one.ask([b"x"], 10))
+    await asyncio.sleep(0)
+    transport: Any = one._transport
+    one.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n" + b"x" * UNCLAIMED_MAX_BYTES)
+    assert not transport.pause_reading.called
+    one.data_received(b"x")
+    assert transport.pause_reading.called
+    await asking
+    transport.resume_reading.reset_mock()
+    collecting = asyncio.ensure_future(one.collect(10**6))
+    await asyncio.sleep(0)
+    assert transport.resume_reading.called
+    one.data_received(b"x" * (999999 - UNCLAIMED_MAX_BYTES - 1))
+    assert len(await collecting) == 999999

@@ -1,0 +1,56 @@
+"""Tenants meet neither each other's turns nor each other's blocks."""
+
+from tests.router.harness import HELLO, in_loop, stack
+from tests.router.test_turns import A1, MORE, handle_sent
+
+
+@in_loop
+async def test_tenants_apart() -> None:
+    """A tenant finds its own turns by content and by name, nobody else's, and its caches are salted."""
+    async with stack() as router:
+        ann, bob = {"Authorization": "Bearer ann"}, {"Authorization": "Bearer bob"}
+        salts = []
+        for who in (ann, bob, {}):
+            assert await handle_sent(router, [HELLO], headers=who, session_id="s") is None
+            asked = (router.prefill[0].asked[-1], router.decode[0].asked[-1])
+            assert {one.headers.get("authorization") for one in asked} == {who.get("Authorization")}
+            salts.append({one.body.get("cache_salt") for one in asked})
+        assert await handle_sent(router, [HELLO, A1, MORE], headers=ann) == "h1"
+        assert await handle_sent(router, [MORE], headers=bob, session_id="s") == "h2"
+        assert all(len(salt) == 1 for salt in salts)
+        (first,), (second,), (third,) = salts
+        assert isinstance(first, str)
+        assert first.startswith("kvloop.")
+        assert first != second
+        assert third is None
+        await router.chat([HELLO], headers=ann, cache_salt="own")
+        with_own = router.decode[0].asked[-1].body["cache_salt"]
+        assert with_own not in (first, "own")
+        await router.chat([HELLO], cache_salt="own")
+        assert router.decode[0].asked[-1].body["cache_salt"] == "own"
+
+
+@in_loop
+async def test_salt_outlives_the_router() -> None:
+    """A restarted router gives a tenant the same salt: the engines' caches are still warm."""
+    salts = set()
+    for _ in range(2):
+        async with stack() as router:
+            await router.chat([HELLO], headers={"Authorization": "Bearer ann"})
+            salts.add(router.decode[0].asked[0].body["cache_salt"])
+    assert len(salts) == 1
+
+
+@in_loop
+async def test_tenant_by_header() -> None:
+    """Another header can say who is calling; two of them contradict each other."""
+    async with stack(tenant_header="x-org") as router:
+        assert await handle_sent(router, [HELLO], headers={"X-Org": "a", "Authorization": "1"}) is None
+        assert await handle_sent(router, [HELLO], headers={"X-Org": "b", "Authorization": "1"}) is None
+        assert await handle_sent(router, [HELLO], headers={"X-Org": "a", "Authorization": "2"}) == "h1"
+        twice = await router.client.post(
+            "/v1/chat/completions",
+            json={"model": "m", "messages": []},
+            headers=[("x-org", "a"), ("x-org", "b")],
+        )
+        assert (twice.status_code, twice.json()["error"]["param"]) == (400, "x-org")
