@@ -39,7 +39,7 @@ PATIENT = ("--prefill-timeout-s", "600")
 """A router's flags: a long prompt on a slow core is to be measured, not given up."""
 MEASURED_TURN = f"turn 2, streamed, about {NEW_TOKENS} tokens new to decode, to the client's first text"
 MAX_DISCARDED = 2
-"""Samples per size that may not be what they claim: a loaded machine can let a claim time out."""
+"""Samples per size that may fail, or not be what they claim: a loaded machine can let a claim time out."""
 
 
 class WrongSampleError(UserError):
@@ -114,7 +114,7 @@ class Bench:
                 try:
                     self._conversation(tokens, ways, samples)
                     done += 1
-                except WrongSampleError as error:
+                except UserError as error:
                     discarded += 1
                     samples.discarded += 1
                     self._say(f"a sample is thrown away: {error}")
@@ -122,8 +122,8 @@ class Bench:
                         raise
 
     def _turn(self, url: str, messages: list[Message]) -> TurnResult:
-        body = {"model": self._model, "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-        return stream_turn(url, body)
+        body = {"model": self._model, "messages": messages, "temperature": 0}
+        return stream_turn(url, body | {"max_tokens": ANSWER_TOKENS, "min_tokens": ANSWER_TOKENS})
 
     def _conversation(self, tokens: int, ways: Sequence[Way], samples: Samples) -> None:
         self._taken += 1
