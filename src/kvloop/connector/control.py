@@ -56,6 +56,17 @@ def endpoint_of(address: Address) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+def require_free(address: Address, setting: str) -> None:
+    """UserError where something listens on `address` already; `setting` names what to change."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as probe:
+        try:
+            probe.bind(endpoint_of(address))
+        except zmq.ZMQError as error:
+            raise UserError(
+                f"cannot listen on {endpoint_of(address)} ({error.strerror}): set {setting}"
+            ) from error
+
+
 class ControlChannel:
     """Sends and answers control messages. `send` and `stop` are for one thread only, the scheduler's.
 

@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from kvloop.connector.compat import registration_generation
-from kvloop.connector.control import ControlChannel
+from kvloop.connector.control import ControlChannel, require_free
 from kvloop.connector.identity import IdentityOf
 from kvloop.connector.metadata import KvloopMetadata, WorkerNews
 from kvloop.connector.readback import ReadBack
@@ -50,6 +50,8 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig", settings: Settings
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
+        # vLLM's listener thread would die of a port that is taken, and the engine wait for it for ever.
+        require_free((self.side_channel_host, self.side_channel_port), "VLLM_NIXL_SIDE_CHANNEL_PORT")
         self._settings = settings
         self._incarnation = secrets.token_hex(8)
         self._parallel = vllm_config.parallel_config

@@ -1,20 +1,25 @@
 """TCP ports: free ones from the system, and which of the wanted ones are taken.
 
-A port that was free a moment ago can be taken by the time a server binds it; nothing here can prevent that.
-What it prevents is the common case, found before minutes are spent on loading a model.
+A port that was free a moment ago can be taken by the time a server binds it, and an engine binds some of its
+ports half a minute after it was started. So free ports are drawn from below the range out of which the system
+hands ports to connections and to whoever binds port 0; and a wanted port that is taken is found before
+minutes are spent on loading a model.
 """
 
-import contextlib
 import errno
+import random
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from pathlib import Path
 
 from kvloop.errors import UserError
 
 MAX_PORT = 65535
-# Ports that the system hands out come from the ephemeral range and seldom collide; a handful of tries is
-# plenty.
-MAX_RUN_TRIES = 50
+MIN_PORT = 10_000
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+DEFAULT_EPHEMERAL_FROM = 32_768
+# Of some 20,000 ports a machine uses a few; a handful of tries is plenty.
+MAX_TRIES = 200
 
 
 def _family(host: str) -> socket.AddressFamily:
@@ -45,25 +50,28 @@ def require_free(host: str, ports: Iterable[tuple[str, int]]) -> None:
             )
 
 
-@contextlib.contextmanager
-def _held(host: str, port: int) -> Iterator[int]:
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
-        probe.bind((host, port))
-        yield probe.getsockname()[1]
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports that nothing listens on, held open together while they are chosen."""
-    with contextlib.ExitStack() as stack:
-        return [stack.enter_context(_held(host, 0)) for _ in range(count)]
+def _first_ephemeral_port() -> int:
+    try:
+        first = int(EPHEMERAL_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return DEFAULT_EPHEMERAL_FROM
+    return first if first > MIN_PORT + MAX_TRIES else MAX_PORT
 
 
 def free_port_run(length: int, host: str = "127.0.0.1") -> int:
     """The first of `length` consecutive free ports (one per data-parallel rank). Raises `UserError` if none
     is found."""
-    for _ in range(MAX_RUN_TRIES):
-        [first] = free_ports(1, host)
-        last = first + length - 1
-        if last <= MAX_PORT and all(_can_bind(host, port) for port in range(first, last + 1)):
+    chance = random.SystemRandom()
+    for _ in range(MAX_TRIES):
+        first = chance.randrange(MIN_PORT, _first_ephemeral_port() - length)
+        if all(_can_bind(host, port) for port in range(first, first + length)):
             return first
     raise UserError(f"no {length} consecutive free ports on {host}")
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """`count` different ports that nothing listens on."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port_run(1, host))
+    return sorted(found)
