@@ -20,7 +20,7 @@ from kvloop.connector.metadata import KvloopMetadata
 from kvloop.connector.settings import NS_PER_MS, Settings
 from kvloop.connector.turn import Turn
 from kvloop.core.chain import Chain, build_chain, root_digest
-from kvloop.core.claim import Keep, Pending, ReadBook, Ready, Recompute, SendClaim, SendRelease
+from kvloop.core.claim import Keep, Pending, ReadBook, ReadState, Ready, Recompute, SendClaim, SendRelease
 from kvloop.core.handle import Handle
 from kvloop.errors import HandleError
 from kvloop.wire.control import Claim, Granted, Message, Refused, Release, Source
@@ -153,7 +153,7 @@ class ReadBack:
                 ask_id=question.ask_id,
             )
             read = self._reads.get(question.request_id)
-            if read is not None:
+            if read is not None and not releases:  # a grant that is released is not the one to read from
                 read.source = message.source
             self._send_releases(releases, question.address)
 
@@ -213,6 +213,13 @@ class ReadBack:
         read.in_flight = True
         self._due.append(request_id)
 
+    def decline(self, request: "Request") -> None:
+        """Blocks have been allocated, and nothing is to be loaded: a claim that was granted is released."""
+        if self._book.state(request.request_id) is ReadState.GRANTED:
+            self._reads[request.request_id].turn.reason = "not_loaded"
+            now_ns = time.monotonic_ns()
+            self._send_releases(self._book.give_up(request.request_id, "not_loaded", now_ns))
+
     def add_orders(self, meta: KvloopMetadata) -> None:
         """Put the queued reads into this step's metadata."""
         for request_id in self._due:
@@ -235,7 +242,7 @@ class ReadBack:
             meta.add_new_req_to_recv(
                 request_id, [read.target_blocks], params, (local_blocks,), awaiting_kvs=True
             )
-            meta.deadlines_ns[request_id] = max(0, read.deadline_ns - time.monotonic_ns())
+            meta.deadlines_ns[request_id] = read.deadline_ns
             meta.incarnations[source.engine_id] = handle.incarnation
         self._due.clear()
 

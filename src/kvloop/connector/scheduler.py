@@ -156,7 +156,11 @@ class KvloopScheduler(NixlPullConnectorScheduler):
     ) -> None:
         """Blocks were allocated: order the read into those that are not there yet."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if num_external_tokens > 0 and request.request_id in self._readback:
+        if request.request_id not in self._readback:
+            return
+        if num_external_tokens == 0:
+            self._readback.decline(request)
+        else:
             missing = self.get_exchange_clipped_blocks(blocks.get_unhashed_block_ids_all_groups())
             self._readback.order(request, list(missing[0]))
 

@@ -10,7 +10,7 @@ out of use until this half reports the end of the transfer.
 
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata, ReqMeta
@@ -27,6 +27,15 @@ CLAIM_READ_PREFIX = "kvloop:"
 
 MAX_GIVEN_UP_REQUESTS = 4096
 """Reads given up during a handshake, remembered until it ends: vLLM bounds a handshake by 5 s a rank."""
+
+_NEVER_NS = 1 << 63
+
+
+class _Late(NamedTuple):
+    """A read that was given up while it was in flight: from which engine, and NIXL's handles of it."""
+
+    peer: str
+    handles: list[int]
 
 
 class NotificationFilter:
@@ -55,42 +64,46 @@ class KvloopWorker(NixlPullConnectorWorker):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         self.nixl_wrapper = NotificationFilter(self.nixl_wrapper)
         self._deadline_ns: dict[str, int] = {}
-        self._given_up: dict[str, None] = {}
-        self._late_handles: dict[str, list[int]] = {}
+        self._given_up: dict[str, ReqMeta | None] = {}
+        self._late: dict[str, _Late] = {}
         self._incarnations: dict[str, str] = {}
+        self._outdated: set[str] = set()
         self._news = WorkerNews()
 
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
         """Begin this step's reads."""
         if isinstance(metadata, KvloopMetadata):
-            now_ns = time.monotonic_ns()
-            for request_id, left_ns in metadata.deadlines_ns.items():
-                self._deadline_ns[request_id] = now_ns + left_ns
+            for request_id, deadline_ns in metadata.deadlines_ns.items():
+                self._deadline_ns[request_id] = metadata.clock.placed_here(deadline_ns)
             for peer, incarnation in metadata.incarnations.items():
                 self._meet(peer, incarnation)
         super().start_load_kv(metadata)
 
     def _meet(self, peer: str, incarnation: str) -> None:
         """Forget what is known of `peer` where it has been restarted under the same engine id."""
-        known = self._incarnations.get(peer)
+        known = self._incarnations.setdefault(peer, incarnation)
+        if known != incarnation and peer in self._remote_agents:
+            if peer in self._engines_with_inflight_transfers():
+                self._outdated.add(peer)
+                return
+            logger.info("engine %s was restarted (%s, was %s): new handshake", peer, incarnation, known)
+            self._cleanup_remote_engine(peer, log_eviction=False)
         self._incarnations[peer] = incarnation
-        if known in (None, incarnation) or peer not in self._remote_agents:
-            return
-        if peer in self._engines_with_inflight_transfers():
-            self._incarnations[peer] = known or incarnation
-            return
-        logger.info(
-            "engine %s was restarted (incarnation %s, was %s): new handshake", peer, incarnation, known
-        )
-        self._cleanup_remote_engine(peer, log_eviction=False)
+        self._outdated.discard(peer)
+
+    def _engines_with_inflight_transfers(self) -> set[str]:
+        """NIXL keeps what it knows of these; late reads are in flight, too."""
+        return super()._engines_with_inflight_transfers() | {late.peer for late in self._late.values()}
 
     def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
-        if req_id in self._given_up:
+        if self._given_up.get(req_id) is meta:
             # The handshake that it waited for came too late: nothing was posted, nothing may be now.
             del self._given_up[req_id]
             return
+        if time.monotonic_ns() >= self._deadline_ns.get(req_id, _NEVER_NS):
+            return  # as good as not answered: `get_transfer_results` gives it up
         try:
-            self._check_block_ids(meta)
+            self._check_read(meta, is_read_back=req_id in self._deadline_ns)
             super()._read_blocks_for_req(req_id, meta)
         except Exception:
             # Block ids and shapes come from a peer: what it sends wrong may cost this read, never the engine.
@@ -99,10 +112,14 @@ class KvloopWorker(NixlPullConnectorWorker):
             logger.exception("the read back for %s cannot be posted: recomputing", req_id)
             self._handle_failed_transfer(req_id, None, self._recv_failures)
 
-    def _check_block_ids(self, meta: ReqMeta) -> None:
+    def _check_read(self, meta: ReqMeta, *, is_read_back: bool) -> None:
         if meta.remote is None or meta.remote.engine_id not in self.dst_num_blocks:
             return
-        bound = self.dst_num_blocks[meta.remote.engine_id]
+        if is_read_back and meta.remote.engine_id in self._outdated:
+            raise ValueError("the peer was restarted, and a read from before has not ended yet")
+        assert self.transfer_topo is not None
+        peer = self.transfer_topo.get_engine_info(meta.remote.engine_id)
+        bound = self.dst_num_blocks[meta.remote.engine_id] // peer.remote_physical_blocks_per_logical
         for group in meta.remote.block_ids:
             if any(not 0 <= block < bound for block in group):
                 raise ValueError(f"a block id is outside the peer's {bound} blocks")
@@ -129,28 +146,29 @@ class KvloopWorker(NixlPullConnectorWorker):
         del self._deadline_ns[request_id]
         self._recv_failures.discard(request_id)
         self._pending_recv_notifs.pop(request_id, None)
-        self._recving_metadata.pop(request_id, None)
+        meta = self._recving_metadata.pop(request_id, None)
         if request_id not in self._recving_transfers:
-            self._given_up[request_id] = None
+            self._given_up[request_id] = meta
             if len(self._given_up) > MAX_GIVEN_UP_REQUESTS:
                 del self._given_up[next(iter(self._given_up))]
             logger.warning(
                 "no answer from the peer before the claim's deadline of %s: recomputing", request_id
             )
             return
-        self._late_handles[request_id] = self._recving_transfers.pop(request_id)
+        peer = meta.remote.engine_id if meta is not None and meta.remote is not None else ""
+        self._late[request_id] = _Late(peer, self._recving_transfers.pop(request_id))
         self._news.late[request_id] += 1
         logger.warning(
             "the read back for %s is still in flight at its claim's deadline: recomputing", request_id
         )
 
     def _poll_late(self) -> None:
-        for request_id, handles in list(self._late_handles.items()):
-            left = [handle for handle in handles if not self._ended(request_id, handle)]
+        for request_id, late in list(self._late.items()):
+            left = [handle for handle in late.handles if not self._ended(request_id, handle)]
             if left:
-                self._late_handles[request_id] = left
+                self._late[request_id] = _Late(late.peer, left)
                 continue
-            del self._late_handles[request_id]
+            del self._late[request_id]
             self._news.ended[request_id] += 1
             logger.info("the late read back for %s has ended; its blocks go back to the pool", request_id)
 
@@ -173,7 +191,7 @@ class KvloopWorker(NixlPullConnectorWorker):
 
     def shutdown(self) -> None:
         """Release every handle, late ones too."""
-        for request_id, handles in getattr(self, "_late_handles", {}).items():
-            self._recving_transfers.setdefault(request_id, []).extend(handles)
-        self._late_handles = {}
+        for request_id, late in getattr(self, "_late", {}).items():
+            self._recving_transfers.setdefault(request_id, []).extend(late.handles)
+        self._late = {}
         super().shutdown()
