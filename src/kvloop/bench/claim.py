@@ -34,7 +34,7 @@ DIGEST_TOKENS = 10_000
 DIGESTS = 50
 PACE_S = 0.005
 GENERATED_TOKENS = 100
-SHORT_PROMPT: list[Message] = [{"role": "user", "content": "Name a colour, and one that goes with it. " * 10}]
+SHORT_PROMPT: list[Message] = [{"role": "user", "content": "Name a colour, and one that goes with it. " * 5}]
 """Over the threshold below which prefill does not even ask, and as short as that allows, so that little else
 than the claim makes a difference."""
 
@@ -44,7 +44,7 @@ class Effort:
     """How many samples to take, and the tokens of the conversation that is claimed."""
 
     claims: int = 500
-    pairs: int = 60
+    pairs: int = 100
     prompt_tokens: int = 1_900
 
 
