@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr -d
 help:
 	@echo "make up            two engines, a router, a conversation; then serves until Ctrl-C"
 	@echo "make demo          the same, and exits after the conversation with a status"
-	@echo "make test          every test, real engines too (about 15 minutes on two cores)"
+	@echo "make test          every test, real engines too (about 10 minutes on two cores)"
 	@echo "make check         lint, types, layers, tidiness (seconds)"
 	@echo "make bench-return  the figures of the README, with targets and verdicts (about 20 minutes)"
 	@echo "make clean         removes the environment and caches"
