@@ -69,11 +69,11 @@ def test_any_framing(name: str) -> None:
 @pytest.mark.parametrize("name", BAD)
 def test_no_answer_at_all(name: str) -> None:
     """What is no answer is a failure like any other: another engine is asked, at last it is a 502."""
-    data = BAD[name]
+    data, closes = BAD[name], name != "large_head"
 
     @in_loop
     async def check() -> None:
-        async with stack(prefill=[lambda _: raw(data)]) as router:
+        async with stack(prefill=[lambda _: raw(data, closes)]) as router:
             assert (await router.chat([HELLO])).headers["x-kvloop-route"] == "decode"
         async with stack(decode=[lambda _: raw(data), decode_plan]) as router:
             for _ in range(2):
@@ -155,3 +155,13 @@ async def test_reading_ahead_stops() -> None:
     assert transport.resume_reading.called
     one.data_received(b"x" * (999999 - UNCLAIMED_MAX_BYTES - 1))
     assert len(await collecting) == 999999
+
+
+@in_loop
+async def test_idle_connection_that_speaks() -> None:
+    """Bytes on a connection that waits for its next request close it at once."""
+    one, _ = connection()
+    transport: Any = one._transport
+    one.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+    assert transport.abort.called
+    assert not one.usable
