@@ -10,7 +10,7 @@ from kvloop.bench import return_path, ttft
 from kvloop.bench import router as router_bench
 from kvloop.errors import UserError
 
-TRUE_CASE = router_bench.Row("64 KB", 1.0, 2.0, 1.0, 1.5)
+TRUE_CASE = router_bench.Row("64 KB", 1.0, 2.0, 1.0, 1.5, 0.5)
 
 
 @pytest.fixture
