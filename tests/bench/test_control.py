@@ -5,7 +5,7 @@ import time
 
 import zmq
 
-from kvloop.bench.control import ControlClient, Eavesdropper
+from kvloop.bench.control import ControlClient, Middleman
 from kvloop.connector.control import ControlChannel
 from kvloop.core.handle import Handle
 from kvloop.local.ports import free_ports
@@ -45,18 +45,18 @@ def test_a_client_is_answered_and_timed() -> None:
 
 
 def test_a_claim_is_overheard_and_refused() -> None:
-    """The handle that names the eavesdropper brings it the claim; whoever asked goes on at once."""
+    """The handle that names the middleman brings it the claim; whoever asked goes on at once."""
     filed = {"kvloop_handle": encode_handle(HANDLE, KEY)}
     seal = Seal(KEY, "prefill")
     context = zmq.Context()
-    with Eavesdropper(KEY) as eavesdropper, context.socket(zmq.DEALER) as socket:
-        named = decode_handle(eavesdropper.name_in(filed)["kvloop_handle"], KEY)
+    with Middleman(KEY, lambda *_: Refused("bench")) as middleman, context.socket(zmq.DEALER) as socket:
+        named = decode_handle(middleman.take_over(filed)["kvloop_handle"], KEY)
         assert (named.lease_id, named.engine_id) == (HANDLE.lease_id, HANDLE.engine_id)
         socket.connect(f"tcp://{named.control_host}:{named.control_port}")
         now_ms = time.time_ns() // 1_000_000
         socket.send(seal.seal(CLAIM, now_ms, os.urandom(NONCE_BYTES)))
         assert socket.poll(5_000)
         answer = seal.open(socket.recv(), now_ms).message
-        assert eavesdropper.claim() == CLAIM
+        assert middleman.claim() == CLAIM
     context.term()
     assert answer == Refused("bench")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from kvloop.bench.control import Middleman
 from kvloop.local.ports import free_ports
 from kvloop.wire.control import Claim, Granted, Message, Refused, Release
 from kvloop.wire.handle import decode_handle, encode_handle
 from tests.e2e.conftest import CLAIM_TERM_MS, CLAIM_TIMEOUT_MS
-from tests.e2e.middleman import Middleman
 from tests.e2e.test_histories import Messages, check, two_turns, user
 from tests.e2e.turns import Pair, Turn
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvloop.bench.control import ControlClient, Eavesdropper
+from kvloop.bench.control import ControlClient, Middleman
 from kvloop.bench.conversation import ANSWER_TOKENS, counter, first_turn, next_turn, plan
 from kvloop.bench.engine import ALONE, PREFILL, chat
 from kvloop.bench.report import Bound, Row, Target, spread
@@ -23,7 +23,7 @@ from kvloop.core.lease import RefusalReason
 from kvloop.errors import UserError
 from kvloop.local.chat import Message, served_model
 from kvloop.local.stack import Stack
-from kvloop.wire.control import Claim, Granted, Release
+from kvloop.wire.control import Claim, Granted, Refused, Release
 from kvloop.wire.handle import decode_handle, encode_handle
 
 MOST_CLAIM_MS = 1.0
@@ -86,9 +86,9 @@ class Deployment:
         if not filed:
             raise UserError("decode gave no handle")
         messages = next_turn(history, answer, self._seed, prompt_tokens, count)
-        with Eavesdropper(self.key) as eavesdropper:
-            handover = self.prefill(messages, eavesdropper.name_in(filed))
-            claim = eavesdropper.claim()
+        with Middleman(self.key, lambda *_: Refused("bench")) as middleman:
+            handover = self.prefill(messages, middleman.take_over(filed))
+            claim = middleman.claim()
         self.decode(messages, handover, 1)
         return claim, filed
 

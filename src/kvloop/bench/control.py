@@ -1,13 +1,16 @@
-"""A party on the control channel: asks a decode engine as prefill would, and can overhear what prefill asks.
+"""Parties on the control channel that are no engines: one asks decode as prefill would, one stands between.
 
-It holds the deployment's secret, so its frames open. A claim for real tokens can only be made by an engine
+They hold the deployment's secret, so their frames open. A claim for real tokens can only be made by an engine
 (the chain's root covers the engine's whole configuration), so a real one is had by minting a handle that
-names this party, giving it to a prefill engine, and refusing what comes.
+names the middleman and giving it to a prefill engine. What the middleman answers is up to its user: benches
+refuse what they have overheard, tests make the faults that only timing can make (stop decode between its
+grant and the read, wait, forget, lie).
 """
 
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -15,12 +18,16 @@ from typing import Any, Self
 import zmq
 
 from kvloop.errors import UserError
-from kvloop.wire.control import Claim, Message, Refused
+from kvloop.wire.control import Claim, Message
 from kvloop.wire.handle import decode_handle, encode_handle
 from kvloop.wire.seal import NONCE_BYTES, Seal
 
 ANSWER_TIMEOUT_MS = 5_000
 CLAIM_TIMEOUT_S = 30.0
+HOST = "127.0.0.1"
+
+Relay = Callable[[Message, Callable[[Message], Message]], Message | None]
+"""Gets prefill's message and a function that asks decode; answers prefill, or None for silence."""
 
 
 def _now_ms() -> int:
@@ -31,7 +38,7 @@ class ControlClient:
     """Asks one engine's control port. A context manager; for one thread."""
 
     def __init__(self, key: bytes, host: str, port: int) -> None:
-        self._seal = Seal(key, "bench")
+        self._seal = Seal(key, "asker")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.connect(f"tcp://{host}:{port}")
@@ -60,22 +67,24 @@ class ControlClient:
         return answer, (time.perf_counter_ns() - began_ns) / 1e6
 
 
-class Eavesdropper:
-    """Listens at a port of its own and refuses every claim, keeping it. A context manager."""
+class Middleman:
+    """Answers at a port of its own, as `relay` says, and keeps what it hears. A context manager."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, relay: Relay) -> None:
+        self.heard: list[Message] = []
         self._key = key
-        self._seal = Seal(key, "bench")
+        self._relay = relay
+        self._seal = Seal(key, "middleman")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self._claims: list[Claim] = []
-        self._heard = threading.Event()
+        self._port = self._socket.bind_to_random_port(f"tcp://{HOST}")
+        self._behind = (HOST, 0)
+        self._claimed = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
+        """Begin to answer."""
         self._thread.start()
         return self
 
@@ -87,17 +96,22 @@ class Eavesdropper:
         self._thread.join()
         self._context.destroy(linger=0)
 
-    def name_in(self, filed: dict[str, Any]) -> dict[str, Any]:
+    def take_over(self, filed: dict[str, Any]) -> dict[str, Any]:
         """The same handle, but naming this party as the one to ask."""
         handle = decode_handle(str(filed["kvloop_handle"]), self._key)
-        mine = replace(handle, control_host="127.0.0.1", control_port=self._port)
+        self._behind = handle.control_host, handle.control_port
+        mine = replace(handle, control_host=HOST, control_port=self._port)
         return {"kvloop_handle": encode_handle(mine, self._key)}
 
     def claim(self) -> Claim:
         """The last claim heard. Raises `UserError` if there is none within `CLAIM_TIMEOUT_S`."""
-        if not self._heard.wait(CLAIM_TIMEOUT_S):
+        if not self._claimed.wait(CLAIM_TIMEOUT_S):
             raise UserError("prefill sent no claim to the address in its handle")
-        return self._claims[-1]
+        return [message for message in self.heard if isinstance(message, Claim)][-1]
+
+    def _ask(self, message: Message) -> Message:
+        with ControlClient(self._key, *self._behind) as client:
+            return client.ask(message)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -105,8 +119,10 @@ class Eavesdropper:
                 continue
             identity, frame = self._socket.recv_multipart()
             opened = self._seal.open(frame, _now_ms())
-            answer = self._seal.seal(Refused("bench"), _now_ms(), os.urandom(NONCE_BYTES), opened.nonce)
-            self._socket.send_multipart((identity, answer))
+            self.heard.append(opened.message)
             if isinstance(opened.message, Claim):
-                self._claims.append(opened.message)
-                self._heard.set()
+                self._claimed.set()
+            answer = self._relay(opened.message, self._ask)
+            if answer is not None:
+                sealed = self._seal.seal(answer, _now_ms(), os.urandom(NONCE_BYTES), opened.nonce)
+                self._socket.send_multipart((identity, sealed))

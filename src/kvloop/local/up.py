@@ -28,7 +28,7 @@ from kvloop.local.transfer_config import Connector
 DEFAULT_PORT = 8000
 WATCH_INTERVAL_S = 0.5
 # Everything shares the cores. With eleven runnable processes on two of them, two claims in four went
-# unanswered for the connector's own 250 ms; and here, where prefill takes seconds, waiting is worth it.
+# unanswered for a quarter of a second; and here, where prefill takes seconds, waiting is worth it.
 CLAIM_TIMEOUT_MS = 2000
 
 

@@ -8,15 +8,14 @@ that had to refuse a request says so in its turn, and is closed.
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import cast
 
 from kvloop.router.config import Limits, Timeouts
 from kvloop.router.request import BodyBudget, Refusal, Request, RequestParser
 from kvloop.router.response import Response
+from kvloop.router.transport import without_delay
 
 LINGER_S = 1.0  # a refused client gets this long to read why
 MIN_BODY_BYTES_PER_S = (
@@ -77,10 +76,7 @@ class ClientConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class does not derive from it
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = without_delay(transport)
         self._service.connections.add(self)
         if len(self._service.connections) > self._service.limits.max_connections:
             self._refuse(Refusal(503, "too many connections; try again in a moment"))

@@ -8,14 +8,14 @@ any more.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import httptools
 
 from kvloop.errors import PeerError
+from kvloop.router.transport import without_delay
 from kvloop.router.turn import Failure
 
 UNCLAIMED_MAX_BYTES = 256 * 1024  # read ahead of a sink: about one socket buffer
@@ -176,10 +176,7 @@ class EngineConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class does not derive from it
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = without_delay(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
