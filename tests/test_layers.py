@@ -64,7 +64,7 @@ def test_core_is_pure(path: Path) -> None:
         assert used == {"byteorder"}
 
 
-@pytest.mark.parametrize("package", ["core", "wire", "router"])
+@pytest.mark.parametrize("package", ["core", "wire", "control", "router"])
 def test_the_router_needs_no_engine(package: str) -> None:
     """The router and what it rests on import neither vLLM nor torch."""
     for path in files(package):

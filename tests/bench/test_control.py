@@ -6,7 +6,7 @@ import time
 import zmq
 
 from kvloop.bench.control import ControlClient, Middleman
-from kvloop.connector.control import ControlChannel
+from kvloop.control.channel import ControlChannel
 from kvloop.core.handle import Handle
 from kvloop.local.ports import free_ports
 from kvloop.wire.control import Claim, Message, Refused, Stat, StatReply

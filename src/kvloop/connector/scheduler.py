@@ -19,12 +19,12 @@ from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from kvloop.connector.compat import registration_generation
-from kvloop.connector.control import ControlChannel, require_free
 from kvloop.connector.identity import IdentityOf
 from kvloop.connector.metadata import KvloopMetadata, WorkerNews
 from kvloop.connector.readback import ReadBack
 from kvloop.connector.retain import Retainer
 from kvloop.connector.settings import Settings
+from kvloop.control.channel import ControlChannel, require_free
 from kvloop.wire.control import Source
 from kvloop.wire.seal import Seal
 

@@ -12,8 +12,8 @@ from queue import Empty, Queue
 import pytest
 import zmq
 
-from kvloop.connector import control
-from kvloop.connector.control import Address, ControlChannel, endpoint_of
+from kvloop.control import channel as control
+from kvloop.control.channel import Address, ControlChannel, endpoint_of
 from kvloop.errors import UserError
 from kvloop.wire.control import Failed, Message, Release, Released, Stat
 from kvloop.wire.seal import MAX_FRAME_BYTES, NONCE_BYTES, Seal
