@@ -1,0 +1,1 @@
+"""The control channel: how prefill, decode and router ask each other about leases."""
