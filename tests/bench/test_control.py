@@ -18,7 +18,7 @@ HANDLE = Handle(1, "d0", "inc", "lease", "127.0.0.1", 5570, 1, 1, 1, 100, 480_00
 CLAIM = Claim("lease", "inc", bytes(16), bytes(16), b"", 64)
 
 
-def serve(message: Message) -> Message:
+def serve(message: Message, _: object) -> Message:
     """A decode engine that refuses claims."""
     if isinstance(message, Stat):
         return StatReply("d0", "inc", 20, 0, 0, 40, 0, 0, 0)

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from kvloop.control.channel import require_free
+from kvloop.control.address import require_free
 from kvloop.errors import UserError
 from kvloop.local.ports import free_ports
 

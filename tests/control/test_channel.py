@@ -13,7 +13,9 @@ import pytest
 import zmq
 
 from kvloop.control import channel as control
-from kvloop.control.channel import Address, ControlChannel, endpoint_of
+from kvloop.control.address import Address, endpoint_of
+from kvloop.control.channel import ControlChannel
+from kvloop.control.deferred import Answer
 from kvloop.errors import UserError
 from kvloop.wire.control import Failed, Message, Release, Released, Stat
 from kvloop.wire.seal import MAX_FRAME_BYTES, NONCE_BYTES, Seal
@@ -43,7 +45,7 @@ class Peer:
         self.channel = ControlChannel(self.address, Seal(KEY, name), serve=self.serve, on_reply=self.on_reply)
         self.channel.start()
 
-    def serve(self, message: Message) -> Message:
+    def serve(self, message: Message, _: Answer) -> Message:
         """Runs on the channel's thread."""
         self.asked.append(message)
         return Released(message == Release("there"))
@@ -224,7 +226,7 @@ def test_a_question_that_raises_costs_its_answer_only(opened: Open) -> None:
     prefill, decode = opened("prefill"), opened("decode")
     good = decode.channel._serve
 
-    def bad(_: Message) -> Message:
+    def bad(_message: Message, _answer: Answer) -> Message:
         raise RuntimeError("a secret")
 
     decode.channel._serve = bad
@@ -319,7 +321,7 @@ def test_a_stuck_thread_makes_send_refuse_and_not_wait(opened: Open, monkeypatch
     held = threading.Event()
     stuck = threading.Event()
 
-    def serve(_: Message) -> Message:
+    def serve(_message: Message, _answer: Answer) -> Message:
         stuck.set()
         held.wait(WAIT_S)
         return Failed("woken")
@@ -356,7 +358,7 @@ def test_a_channel_that_never_started_can_be_stopped() -> None:
     address = ("127.0.0.1", free_port())
     for _ in range(2):
         channel = ControlChannel(
-            address, Seal(KEY, "decode"), serve=lambda _: Failed(""), on_reply=lambda *_: None
+            address, Seal(KEY, "decode"), serve=lambda *_: Failed(""), on_reply=lambda *_: None
         )
         channel.stop()
 
@@ -368,7 +370,7 @@ def test_stop_gives_a_stuck_thread_up(opened: Open, monkeypatch: pytest.MonkeyPa
     held = threading.Event()
     stuck = threading.Event()
 
-    def serve(_: Message) -> Message:
+    def serve(_message: Message, _answer: Answer) -> Message:
         stuck.set()
         held.wait(WAIT_S)
         return Failed("woken")

@@ -18,7 +18,8 @@ from kvloop.connector.identity import IdentityOf, media_of
 from kvloop.connector.metadata import KvloopMetadata
 from kvloop.connector.settings import NS_PER_MS, Settings
 from kvloop.connector.turn import Turn
-from kvloop.control.channel import Address, ControlChannel
+from kvloop.control.address import Address
+from kvloop.control.channel import ControlChannel
 from kvloop.core.chain import Chain, build_chain, root_digest
 from kvloop.core.claim import Keep, Pending, ReadBook, ReadState, Ready, Recompute, SendClaim, SendRelease
 from kvloop.core.handle import Handle

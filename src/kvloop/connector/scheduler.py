@@ -24,7 +24,8 @@ from kvloop.connector.metadata import KvloopMetadata, WorkerNews
 from kvloop.connector.readback import ReadBack
 from kvloop.connector.retain import Retainer
 from kvloop.connector.settings import Settings
-from kvloop.control.channel import ControlChannel, require_free
+from kvloop.control.address import require_free
+from kvloop.control.channel import ControlChannel
 from kvloop.wire.control import Source
 from kvloop.wire.seal import Seal
 
@@ -81,7 +82,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self._channel = ControlChannel(
             (settings.control_host, settings.control_port),
             Seal(settings.key, f"{engine_id}/{self._incarnation}"),
-            serve=self._retainer.serve,
+            serve=lambda message, _: self._retainer.serve(message),
             on_reply=self._readback.on_reply,
         )
         self._readback.use(self._channel)

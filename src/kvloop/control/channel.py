@@ -1,30 +1,31 @@
-"""The control channel: claims out, claims in, on one thread of the scheduler process.
+"""The control channel: questions out, questions in, on one thread of an engine's scheduler or of a router.
 
 Answering a claim must not wait for a model step, and asking one must not block the scheduler, so both
 live on a thread of their own that sleeps in poll(2) and wakes for a frame or for an outgoing message. One
-ROUTER socket serves peers; one DEALER socket per peer asks them. Every frame is sealed (see `wire.seal`);
-one that does not open is dropped without an answer. Bounds: peers, frame size, frames queued to a peer
-and from it, messages waiting to go out, questions without an answer.
+ROUTER socket serves peers; one DEALER socket per peer asks them. Who is never asked anything, as a router,
+listens nowhere. Every frame is sealed (see `wire.seal`); one that does not open is dropped without an answer,
+and counted. Bounds: peers, frame size, frames queued to a peer and from it, messages waiting to go out,
+questions without an answer, each way.
 
 Nothing ends the thread but `stop`: what goes wrong with one message costs that message its answer.
 """
 
-import errno
 import logging
 import os
-import socket
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
 
-from kvloop.errors import UserError, WireError
+from kvloop.control.address import Address, endpoint_of, listen
+from kvloop.control.deferred import Answer, Asker, DeferredAnswers
+from kvloop.errors import FrameMalformedError, UserError, WireError
 from kvloop.wire.control import Failed, Message
-from kvloop.wire.seal import MAX_FRAME_BYTES, NONCE_BYTES, Seal
+from kvloop.wire.seal import MAX_FRAME_BYTES, NONCE_BYTES, Opened, Seal
 
 logger = logging.getLogger("vllm.kvloop.control")
 
@@ -33,12 +34,14 @@ MAX_PEERS = 256
 engine has."""
 MAX_OUTGOING_MESSAGES = 10_000
 MAX_OPEN_QUESTIONS = 10_000
+MAX_DEFERRED_ANSWERS = 10_000
+"""As many questions as one peer may have open."""
 MAX_QUEUED_FRAMES = 1000
 """In each socket, each way: to a peer that does not answer, a claim a second for a quarter of an hour."""
 STOP_TIMEOUT_S = 2.0
 """An answer takes microseconds; a thread that is stuck in one is a daemon, and ends with the process."""
 
-Address = tuple[str, int]
+Serve = Callable[[Message, Answer], Message | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,63 +53,44 @@ class Outgoing:
     tag: object
 
 
-def endpoint_of(address: Address) -> str:
-    """The ZMQ endpoint of a host and port, IPv6 literals in brackets."""
-    host, port = address
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def require_free(address: Address, setting: str) -> None:
-    """UserError where something listens on `address` already; `setting` names what to change."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as probe:
-        try:
-            probe.bind(endpoint_of(address))
-        except zmq.ZMQError as error:
-            raise UserError(
-                f"cannot listen on {endpoint_of(address)} ({error.strerror}): set {setting}"
-            ) from error
-
-
 class ControlChannel:
-    """Sends and answers control messages. `send` and `stop` are for one thread only, the scheduler's.
+    """Sends and answers control messages. `send` and `stop` are for one thread only, the one that made it.
 
-    `serve(message)` answers a peer's message, on this channel's thread. `on_reply(tag, message)` delivers
-    the answer to a message of ours, on this channel's thread; `Failed` where it could not be sent.
+    `serve(message, answer)` answers a peer's message, on this channel's thread: it returns the answer, or
+    None and calls `answer` with it later, from any thread. `on_reply(tag, message)` delivers the answer to a
+    message of ours, on this channel's thread; `Failed` where it could not be sent. `address` is where to
+    listen; without one, and `serve`, the channel only asks.
     """
 
     def __init__(
         self,
-        address: Address,
+        address: Address | None,
         seal: Seal,
         *,
-        serve: Callable[[Message], Message],
         on_reply: Callable[[object, Message], None],
+        serve: Serve | None = None,
     ) -> None:
-        self._address = address
+        """UserError where `address` cannot be listened on."""
+        if (address is None) != (serve is None):
+            raise ValueError("whoever listens answers")
         self._seal = seal
         self._serve = serve
         self._on_reply = on_reply
         self._outgoing: deque[Outgoing] = deque()
         self._questions: OrderedDict[bytes, object] = OrderedDict()
         self._peers: OrderedDict[Address, zmq.Socket[bytes]] = OrderedDict()
+        self._deferred = DeferredAnswers(MAX_DEFERRED_ANSWERS, self._wake)
+        self._dropped: Counter[str] = Counter()
         self._stopping = False
         self._context = zmq.Context()
+        self._wake_lock = threading.Lock()
         self._wake_here = self._context.socket(zmq.PAIR)
         self._wake_here.bind("inproc://kvloop-wake")
         self._wake_there = self._context.socket(zmq.PAIR)
         self._wake_there.connect("inproc://kvloop-wake")
-        self._router = self._open(zmq.ROUTER)
-        try:
-            _bind(self._router, address)
-        except (zmq.ZMQError, OSError) as error:
-            self._context.destroy(linger=0)
-            raise UserError(
-                f"the control channel cannot listen on {endpoint_of(address)} ({error.strerror}): "
-                "set kvloop_control_host and kvloop_control_port"
-            ) from error
         self._poller = zmq.Poller()
         self._poller.register(self._wake_there, zmq.POLLIN)
-        self._poller.register(self._router, zmq.POLLIN)
+        self._router = None if address is None else self._listening(address)
         self._thread = threading.Thread(target=self._run, name="kvloop-control", daemon=True)
 
     def start(self) -> None:
@@ -122,7 +106,8 @@ class ControlChannel:
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT_S)
         if not self._thread.is_alive():
-            self._context.destroy(linger=0)
+            with self._wake_lock:
+                self._context.destroy(linger=0)
 
     def send(self, address: Address, message: Message, tag: object = None) -> bool:
         """Queue a message for `address`, and return at once. False where that is pointless: the channel
@@ -133,9 +118,28 @@ class ControlChannel:
         self._wake()
         return True
 
+    def frames_dropped(self) -> dict[str, int]:
+        """How many frames were dropped, by reason: those of `wire.seal`, `transport`, and `unasked` for an
+        answer where only questions may come in."""
+        return dict(self._dropped)
+
     def _wake(self) -> None:
-        with suppress(zmq.Again):  # so many wake-ups are under way that one more says nothing new
-            self._wake_here.send(b"", zmq.NOBLOCK)
+        with self._wake_lock, suppress(zmq.Again):  # enough wake-ups are under way: one more says nothing new
+            if not self._wake_here.closed:
+                self._wake_here.send(b"", zmq.NOBLOCK)
+
+    def _listening(self, address: Address) -> "zmq.Socket[bytes]":
+        router = self._open(zmq.ROUTER)
+        try:
+            listen(router, address)
+        except (zmq.ZMQError, OSError) as error:
+            self._context.destroy(linger=0)
+            raise UserError(
+                f"the control channel cannot listen on {endpoint_of(address)} ({error.strerror}): "
+                "set kvloop_control_host and kvloop_control_port"
+            ) from error
+        self._poller.register(router, zmq.POLLIN)
+        return router
 
     def _open(self, kind: int) -> "zmq.Socket[bytes]":
         opened: zmq.Socket[bytes] = self._context.socket(kind)
@@ -151,10 +155,12 @@ class ControlChannel:
             for ready, _ in self._poller.poll():
                 if ready is self._wake_there:
                     self._drain_wake()
-                elif ready is self._router:
-                    self._answer()
+                elif self._router is not None and ready is self._router:
+                    self._hear_question(self._router)
                 else:
-                    self._hear(ready)
+                    self._hear_answer(ready)
+            for asker, reply in self._deferred.take():
+                self._answer(asker, reply)
             while self._outgoing and not self._stopping:
                 self._emit(self._outgoing.popleft())
 
@@ -165,37 +171,53 @@ class ControlChannel:
             except zmq.Again:
                 return
 
-    def _answer(self) -> None:
+    def _hear_question(self, router: "zmq.Socket[bytes]") -> None:
         try:
-            identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-            if len(frames) != 1:
-                return
-            opened = self._seal.open(frames[0], _now_ms())
-            if opened.reply_to:
-                return
-            reply = self._reply_to(opened.message)
-            frame = self._seal.seal(reply, _now_ms(), os.urandom(NONCE_BYTES), opened.nonce)
-            self._router.send_multipart((identity, frame), zmq.NOBLOCK)
+            identity, *frames = router.recv_multipart(zmq.NOBLOCK)
+            opened = self._opened(frames)
         except (WireError, zmq.ZMQError) as error:
-            logger.debug("a control frame was dropped: %s", error)
+            self._drop(error)
+            return
+        if opened.reply_to:
+            self._dropped["unasked"] += 1
+            return
+        asker = Asker(identity, opened.nonce)
+        reply = self._reply_to(opened.message, self._deferred.open(asker))
+        if reply is not None and self._deferred.close(asker):
+            self._answer(asker, reply)
 
-    def _reply_to(self, message: Message) -> Message:
+    def _reply_to(self, message: Message, answer: Answer) -> Message | None:
+        assert self._serve is not None
         try:
-            return self._serve(message)
+            return self._serve(message, answer)
         except Exception:
             logger.exception("a %s could not be answered", type(message).__name__)
             return Failed("internal error")
 
-    def _hear(self, peer: "zmq.Socket[bytes]") -> None:
+    def _answer(self, asker: Asker, reply: Message) -> None:
+        assert self._router is not None
         try:
-            frames = peer.recv_multipart(zmq.NOBLOCK)
-            if len(frames) != 1:
-                return
-            opened = self._seal.open(frames[0], _now_ms())
+            frame = self._seal.seal(reply, _now_ms(), os.urandom(NONCE_BYTES), asker.nonce)
+            self._router.send_multipart((asker.identity, frame), zmq.NOBLOCK)
         except (WireError, zmq.ZMQError) as error:
-            logger.debug("an answer was dropped: %s", error)
+            self._drop(error)
+
+    def _hear_answer(self, peer: "zmq.Socket[bytes]") -> None:
+        try:
+            opened = self._opened(peer.recv_multipart(zmq.NOBLOCK))
+        except (WireError, zmq.ZMQError) as error:
+            self._drop(error)
             return
         self._deliver(self._questions.pop(opened.reply_to, None), opened.message)
+
+    def _opened(self, frames: list[bytes]) -> Opened:
+        if len(frames) != 1:
+            raise FrameMalformedError("several parts")
+        return self._seal.open(frames[0], _now_ms())
+
+    def _drop(self, error: WireError | zmq.ZMQError) -> None:
+        self._dropped[error.reason if isinstance(error, WireError) else "transport"] += 1
+        logger.debug("a control frame was dropped: %s", error)
 
     def _deliver(self, tag: object, message: Message) -> None:
         if tag is None:
@@ -234,19 +256,6 @@ class ControlChannel:
                 oldest.close()
         self._peers[address] = peer
         return peer
-
-
-def _bind(router: "zmq.Socket[bytes]", address: Address) -> None:
-    """Listen on `address`. ZMQ takes addresses and interfaces here, so a host name is looked up, as ZMQ
-    does it for those who connect."""
-    try:
-        router.bind(endpoint_of(address))
-    except zmq.ZMQError as error:
-        if error.errno != errno.ENODEV:
-            raise
-        host, port = address
-        found = socket.getaddrinfo(host, port, socket.AF_INET6, socket.SOCK_STREAM, 0, socket.AI_V4MAPPED)
-        router.bind(endpoint_of((str(found[0][4][0]), port)))
 
 
 def _now_ms() -> int:
