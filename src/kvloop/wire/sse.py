@@ -15,6 +15,7 @@ import re
 
 import msgspec
 
+from kvloop.wire.ending import STOP, ending_of_events
 from kvloop.wire.openai import HANDOVER_FIELD, without_member
 
 HANDLE_OBJECT = "kvloop.handle"
@@ -26,12 +27,14 @@ _PREFIX = b"data:"
 class HandleFilter:
     """Takes the handle out of one stream. `handle` is the last one seen, as the bytes of a JSON object.
 
+    `ending`: how the answer ended, as far as it has come; known at the latest when the handle is.
     `overlong`: the line under way is longer than the bound, and the stream cannot be used any further.
     """
 
     def __init__(self, max_event_bytes: int) -> None:
         """`max_event_bytes` bounds what is held back: the longest line."""
         self.handle: bytes | None = None
+        self.ending = STOP
         self.overlong = False
         self._max_event_bytes = max_event_bytes
         self._held: list[bytes] = []
@@ -66,6 +69,7 @@ class HandleFilter:
         self.overlong = self._held_bytes > self._max_event_bytes
 
     def _passed(self, lines: bytes) -> bytes:
+        self.ending = ending_of_events(lines) or self.ending
         if not self._drop_blank and (_KEY not in lines or _HANDLE.search(lines) is None):
             return lines
         return b"".join([self._line(line) for line in lines.splitlines(keepends=True)])
