@@ -9,10 +9,9 @@ here: the engine does not start.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kvloop.core.key import KEY_MAX_BYTES, KEY_MIN_BYTES
+from kvloop.control.secret import read_secret
 from kvloop.errors import UserError
 from kvloop.wire.handle import HOST_MAX_BYTES
 
@@ -101,15 +100,7 @@ def _secret(extra: Mapping[str, Any]) -> bytes:
             "kv_connector_extra_config.kvloop_secret_file is not set: write one secret for the deployment "
             "(`openssl rand -hex 32 > kvloop.key`) and name that file on every engine"
         )
-    try:
-        key = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise UserError(f"kvloop_secret_file {path!r} cannot be read: {error.strerror}") from error
-    if not KEY_MIN_BYTES <= len(key) <= KEY_MAX_BYTES:
-        raise UserError(
-            f"kvloop_secret_file {path!r} must hold {KEY_MIN_BYTES} to {KEY_MAX_BYTES} bytes, not {len(key)}"
-        )
-    return key
+    return read_secret(path, "kvloop_secret_file")
 
 
 def check_failure_policy(policy: str) -> None:
