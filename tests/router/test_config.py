@@ -6,7 +6,15 @@ from dataclasses import fields
 import pytest
 
 from kvloop.errors import UserError
-from kvloop.router.config import Limits, RouterConfig, Timeouts, add_arguments, from_args
+from kvloop.router.config import (
+    LeasePolicy,
+    Leases,
+    Limits,
+    RouterConfig,
+    Timeouts,
+    add_arguments,
+    from_args,
+)
 
 
 def parsed(*words: str) -> RouterConfig:
@@ -49,6 +57,8 @@ def test_everything_said() -> None:
             "60",
         ],
         *["--max-body-bytes", "1000", "--keep-alive-s", "1.5", "--prefill-timeout-s", "2"],
+        *["--secret-file", "s", "--lease-policy", "fixed", "--lease-term-s", "30"],
+        *["--renew-interval-s", "9", "--max-leases", "7"],
     )
     assert config == RouterConfig(
         prefill=("http://p:1", "https://[::1]:2/"),
@@ -61,6 +71,7 @@ def test_everything_said() -> None:
         tenant_header="x-org",
         retention_s=60.0,
         prefill_timeout_s=2.0,
+        leases=Leases("s", LeasePolicy.FIXED, 30.0, 9.0, 7),
         limits=Limits(max_body_bytes=1000),
         timeouts=Timeouts(keep_alive_s=1.5),
     )
@@ -79,6 +90,11 @@ def test_everything_said() -> None:
         (("--decode", "http://d", "--max-body-bytes", "0"), "--max-body-bytes"),
         (("--decode", "http://d", "--keep-alive-s", "-1"), "--keep-alive-s"),
         (("--decode", "http://d", "--retention-s", "0"), "--retention-s"),
+        (("--decode", "http://d", "--max-leases", "0"), "--max-leases"),
+        (("--decode", "http://d", "--renew-interval-s", "0"), "--renew-interval-s"),
+        (("--decode", "http://d", "--lease-term-s", "20"), "--lease-term-s"),
+        (("--decode", "http://d", "--lease-term-s", "1e9"), "--lease-term-s"),
+        (("--decode", "http://d", "--lease-term-s", "nan"), "--lease-term-s"),
     ],
 )
 def test_refused(words: tuple[str, ...], message: str) -> None:
@@ -92,6 +108,6 @@ def test_every_bound_has_a_flag() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     said = parser.format_help()
-    for group in (Limits, Timeouts):
+    for group in (Leases, Limits, Timeouts):
         for bound in fields(group):
             assert f"--{bound.name.replace('_', '-')}" in said

@@ -2,9 +2,11 @@
 
 import argparse
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from urllib.parse import urlsplit
 
 from kvloop.errors import UserError
+from kvloop.wire.control import MAX_TERM_MS
 
 _MIB = 1 << 20
 
@@ -34,6 +36,24 @@ class Timeouts:
     drain_timeout_s: float = 10.0  # for answers under way when told to stop
 
 
+class LeasePolicy(StrEnum):
+    """Which leases are renewed: while a return is likely enough to pay, or all until their retention ends."""
+
+    ADAPTIVE = "adaptive"
+    FIXED = "fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """How decode's leases are renewed. Without the secret they are not, and live one term."""
+
+    secret_file: str | None = None
+    lease_policy: LeasePolicy = LeasePolicy.ADAPTIVE
+    lease_term_s: float = 60.0  # a router that stops renewing has given everything back within it
+    renew_interval_s: float = 20.0  # a third: two messages may be lost before a lease is
+    max_leases: int = 100_000  # as many as one decode engine's table holds
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Engines' base URLs, where to listen, and how to behave. UserError for what cannot work."""
@@ -48,6 +68,7 @@ class RouterConfig:
     prefill_timeout_s: float = 300.0
     retention_s: float = 480.0  # decoder_kv_blocks_ttl: a handle is worth nothing after it
     tenant_header: str = "authorization"
+    leases: Leases = field(default_factory=Leases)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -62,6 +83,10 @@ class RouterConfig:
                     raise UserError(f"--{bound.name.replace('_', '-')} must be positive")
         if min(self.prefill_timeout_s, self.retention_s) <= 0:
             raise UserError("--prefill-timeout-s and --retention-s must be positive")
+        if self.leases.max_leases <= 0:
+            raise UserError("--max-leases must be positive")
+        if not 0 < self.leases.renew_interval_s < self.leases.lease_term_s <= MAX_TERM_MS / 1000:
+            raise UserError("--renew-interval-s must be positive, and shorter than --lease-term-s")
 
 
 def check_url(url: str) -> None:
@@ -119,9 +144,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for a prompt's prefill before another way is taken",
     )
     _add_bound(parser, "retention_s", default.retention_s, "a handle's life; decode's decoder_kv_blocks_ttl")
+    _add_leases(parser, default.leases)
     for group in (default.timeouts, default.limits):
         for bound in fields(group):
             _add_bound(parser, bound.name, getattr(group, bound.name), _BOUND_HELP[bound.name])
+
+
+def _add_leases(parser: argparse.ArgumentParser, default: Leases) -> None:
+    parser.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        default=default.secret_file,
+        help="the engines' secret (see `kvloop keygen`); without it no lease is renewed",
+    )
+    parser.add_argument(
+        "--lease-policy",
+        choices=[policy.value for policy in LeasePolicy],
+        default=default.lease_policy.value,
+        help="renew a lease while a return is likely enough to pay, or to the end of its retention "
+        "(default: %(default)s)",
+    )
+    _add_bound(
+        parser, "lease_term_s", default.lease_term_s, "a lease lives after each renewal; decode's lease term"
+    )
+    _add_bound(parser, "renew_interval_s", default.renew_interval_s, "between two renewals of a lease")
+    _add_bound(parser, "max_leases", default.max_leases, "leases that are renewed")
 
 
 def from_args(namespace: argparse.Namespace) -> RouterConfig:
@@ -137,6 +184,13 @@ def from_args(namespace: argparse.Namespace) -> RouterConfig:
         prefill_timeout_s=namespace.prefill_timeout_s,
         retention_s=namespace.retention_s,
         tenant_header=namespace.tenant_header.lower(),
+        leases=Leases(
+            namespace.secret_file,
+            LeasePolicy(namespace.lease_policy),
+            namespace.lease_term_s,
+            namespace.renew_interval_s,
+            namespace.max_leases,
+        ),
         limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
         timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, content_keys, name_key
 from kvloop.router.request import Request
+from kvloop.router.retain import retention_asked_ns
 from kvloop.wire.openai import SALT_PREFIX, Endpoint, Generation, RequestError, filed_handle
 
 MAX_NAME_CHARS = 256
@@ -52,13 +53,17 @@ _NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A request as the table sees it. `salt` is the engines' cache salt, None for none."""
+    """A request as the table sees it. `salt` is the engines' cache salt, None for none.
+
+    `keep_ns`: how long its client wants what it leaves to be kept, 0 for not at all, None if it does not say.
+    """
 
     tenant: str
     salt: str | None
     content: list[bytes]
     names: list[tuple[Name, bytes]]
     match: Match | None
+    keep_ns: int | None
 
 
 class Conversations:
@@ -81,8 +86,9 @@ class Conversations:
     def look_up(self, request: Request, generation: Generation) -> Lookup:
         """Whose request it is, and the turn it goes on from.
 
-        RequestError for a tenant that contradicts itself.
+        RequestError for a tenant that contradicts itself, or a retention that is none.
         """
+        keep_ns = retention_asked_ns(request)
         caller = self._caller(request)
         tenant, salt = "", generation.cache_salt
         if caller is not None:
@@ -95,12 +101,13 @@ class Conversations:
             (name, name_key(self._key, tenant, generation.model, name))
             for name in _names(request, generation)
         ]
-        return Lookup(tenant, salt, content, names, self.table.find(content, names, self.clock_ns()))
+        match = self.table.find(content, names, self.clock_ns())
+        return Lookup(tenant, salt, content, names, match, keep_ns)
 
     def file(self, lookup: Lookup, handle: bytes, engine: str) -> bool:
         """Remember the handle that `engine` gave for the request's turn. False if it is not worth it."""
         filed = filed_handle(handle) if len(handle) <= MAX_HANDLE_BYTES else None
-        if filed is None:
+        if filed is None or lookup.keep_ns == 0:
             return False
         now_ns = self.clock_ns()
         names = tuple(name for name, _ in lookup.names)

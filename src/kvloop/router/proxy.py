@@ -18,6 +18,7 @@ from kvloop.router.metrics import Metrics
 from kvloop.router.relay import StreamRelay
 from kvloop.router.request import Request
 from kvloop.router.response import Response
+from kvloop.router.retain import without_retention
 from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn
 from kvloop.router.upstream import EngineFailureError, Head
 from kvloop.wire.openai import (
@@ -130,7 +131,8 @@ class Proxy:
 
     async def _decode(self, run: _Run, step: AskDecode) -> Step | None:
         engine = self._fleet.decode[step.engine]
-        body = decode_body(run.generation, step.handover, run.lookup.salt)
+        handover = without_retention(step.handover) if run.lookup.keep_ns == 0 else step.handover
+        body = decode_body(run.generation, handover, run.lookup.salt)
         parts = hop(engine, "POST", run.request.path, run.lines, body)
         try:
             with engine.slot():
