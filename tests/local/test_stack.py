@@ -60,6 +60,8 @@ def test_a_stack_starts_whole_and_ends_without_a_rest(mark: str, tmp_path: Path)
         assert all(server.is_healthy() for server in stack.servers)
         assert second.admin_url != stack.router.admin_url
         assert stack.url == stack.router.url
+        secret = str(stack.folder / "secret")
+        assert all(secret in router.spec.argv for router in (stack.router, second)), "leases are not renewed"
     assert started(mark) == []
     assert not any(tmp_path.glob("kvloop-*"))
     assert said[0].startswith("starting 2 prefill and 1 decode engines")

@@ -87,6 +87,7 @@ class Stack:
         self.decode: list[Engine] = []
         self.routers: dict[str, Router] = {}
         self.folder = config.folder or Path(tempfile.mkdtemp(prefix="kvloop-"))
+        self._secret = self.folder / "secret"
         self._build = build
         self._say = say
         self._times = StartTimes(cache_folder() / "start-seconds.json")
@@ -135,6 +136,8 @@ class Stack:
         for role, engines in (("--prefill", self.prefill), ("--decode", self.decode)):
             for engine in engines:
                 argv += [role, engine.url]
+        if self.config.connector is Connector.KVLOOP:
+            argv += ["--secret-file", str(self._secret)]
         log_path = self.folder / f"{name}.log"
         router = Router(ServerSpec(name, (*argv, *flags), dict(os.environ), HOST, chosen, log_path), admin)
         self.routers[name] = router
@@ -148,10 +151,9 @@ class Stack:
         if config.port is not None:
             require_free(HOST, [("the router's --port", config.port)])
         model = resolve_model(config.model, allow_hub=False, progress=self._say)
-        secret = self.folder / "secret"
-        if not secret.exists():
-            write_secret(secret)
-        self._place_engines(model, secret)
+        if not self._secret.exists():
+            write_secret(self._secret)
+        self._place_engines(model)
         kind = f"{config.model} {len(self.servers)} {config.connector}"
         self._say(
             f"starting {config.prefill} prefill and {config.decode} decode engines; logs in {self.folder}"
@@ -165,7 +167,7 @@ class Stack:
             returns = "on" if config.returns else "off"
             self.add_router("router", ("--return", returns, *config.router_flags), config.port)
 
-    def _place_engines(self, model: Model, secret: Path) -> None:
+    def _place_engines(self, model: Model) -> None:
         names = [(Role.PREFILL, i) for i in range(self.config.prefill)]
         names += [(Role.DECODE, i) for i in range(self.config.decode)]
         ports = iter(free_ports(3 * len(names), HOST))
@@ -183,7 +185,7 @@ class Stack:
                 control_port=control,
                 side_channel_port=side_channel,
                 connector=self.config.connector,
-                secret_file=str(secret) if self.config.connector is Connector.KVLOOP else None,
+                secret_file=str(self._secret) if self.config.connector is Connector.KVLOOP else None,
                 engine_id=f"{role}-{index}-{os.getpid()}-{http}",
                 cores=core,
                 keep_for_return=self.config.returns,
