@@ -21,7 +21,7 @@ CLAIM = Claim("lease", "inc", bytes(16), bytes(16), b"", 64)
 def serve(message: Message, _: object) -> Message:
     """A decode engine that refuses claims."""
     if isinstance(message, Stat):
-        return StatReply("d0", "inc", 20, 0, 0, 40, 0, 0, 0)
+        return StatReply("d0", "inc", {"leases": 20})
     return Refused("unknown_lease")
 
 
@@ -39,7 +39,7 @@ def test_a_client_is_answered_and_timed() -> None:
     finally:
         channel.stop()
     assert isinstance(stat, StatReply)
-    assert stat.granted == 20
+    assert stat.counters == {"leases": 20}
     assert answer == Refused("unknown_lease")
     assert 0 < took_ms < 5_000
 

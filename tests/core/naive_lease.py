@@ -16,6 +16,7 @@ class NaiveLease:
     exact_only: bool
     deadline: int
     last_use: int
+    chance: int = 500
     doom: str = ""
     is_out: bool = False
 
@@ -40,6 +41,7 @@ class NaiveTable:
         self.claims: list[NaiveClaim] = []
         self.out: list[tuple[str, str, tuple[tuple[int, ...], ...]]] = []
         self.now = 0
+        self.block_ns = 0
 
     def live_claims(self, lease: NaiveLease | None = None) -> list[NaiveClaim]:
         """Claims neither released nor past their deadline, of one lease or of all."""
@@ -53,6 +55,8 @@ class NaiveTable:
 
     def settle(self, now: int) -> None:
         """Doom what is due, and let out what is doomed and unclaimed."""
+        held = sum(len(group) for lease in self.leases if not lease.is_out for group in lease.blocks)
+        self.block_ns += held * max(0, now - self.now)
         self.now = max(self.now, now)
         for lease in self.leases:
             if not lease.is_out and not lease.doom and self.now >= lease.deadline:
@@ -103,11 +107,12 @@ class NaiveTable:
         self.settle(self.now)
         return bool(found)
 
-    def renew(self, lease_id: str, term: int) -> bool:
+    def renew(self, lease_id: str, term: int, chance: int | None) -> bool:
         """Whether the lease was there and is to stay."""
         lease = self.find(lease_id)
         if lease is None or lease.doom:
             return False
+        lease.chance = lease.chance if chance is None else chance
         lease.deadline = max(lease.deadline, min(self.now + term, lease.last_use + self.ttl))
         return True
 
@@ -119,6 +124,16 @@ class NaiveTable:
         lease.doom = doom
         self.settle(self.now)
         return True
+
+    def least_worth(self) -> str | None:
+        """The unclaimed lease of least worth; of equals the one used, then granted, first."""
+        unclaimed = [lease for lease in self.leases if not lease.is_out and not self.live_claims(lease)]
+
+        def worth(lease: NaiveLease) -> int:
+            return lease.chance * len(lease.tokens) // sum(len(group) for group in lease.blocks)
+
+        ranked = sorted(unclaimed, key=lambda lease: (worth(lease), lease.last_use))
+        return ranked[0].lease_id if ranked else None
 
     @staticmethod
     def match(held: list[int], wanted: list[int]) -> int:

@@ -95,7 +95,7 @@ def test_two_readers_pin_until_both_are_through() -> None:
     assert table.release("c1", 3)
     assert table.take_freed() == []
     assert table.release("c2", 3)
-    assert table.take_freed() == [FreedLease("l", LeaseState.RELEASED, BLOCKS)]
+    assert table.take_freed() == [FreedLease("l", LeaseState.RELEASED, BLOCKS, HELD)]
     assert table.take_freed() == []
 
 
@@ -107,7 +107,7 @@ def test_expiry_waits_for_the_claim() -> None:
     assert not table.renew("l", TERM, TERM)
     assert table.state("l") is LeaseState.CLAIMED
     table.advance(TERM - 1 + CLAIM_TERM)
-    assert table.take_freed() == [FreedLease("l", LeaseState.EXPIRED, BLOCKS)]
+    assert table.take_freed() == [FreedLease("l", LeaseState.EXPIRED, BLOCKS, HELD)]
     assert not table.release("c", TERM + CLAIM_TERM)
 
 
@@ -137,24 +137,43 @@ def test_reclaim_never_takes_a_claimed_lease() -> None:
     """Live work gets an unclaimed lease's memory, and has to wait for a reader's."""
     table = table_with_lease()
     claim(table, "c", 0)
-    assert table.oldest_unclaimed() is None
+    assert table.least_worth() is None
     assert not table.reclaim("l", 0)
     table.release("c", 1)
-    assert table.oldest_unclaimed() == "l"
+    assert table.least_worth() == "l"
     assert table.reclaim("l", 1)
     assert not table.reclaim("l", 1)
-    assert table.take_freed() == [FreedLease("l", LeaseState.RECLAIMED, BLOCKS)]
+    assert table.take_freed() == [FreedLease("l", LeaseState.RECLAIMED, BLOCKS, HELD)]
 
 
-def test_oldest_unclaimed_is_the_least_recently_used() -> None:
+def test_among_equals_the_least_recently_used_is_worth_least() -> None:
     """Granting and reading are uses; waiting is none."""
     table = table_with_lease()
     table.grant("m", HELD, BLOCKS, 1, TERM)
-    assert table.oldest_unclaimed() == "l"
+    assert table.least_worth() == "l"
     claim(table, "c", 2)
-    assert table.oldest_unclaimed() == "m"
+    assert table.least_worth() == "m"
     table.release("c", 3)
-    assert table.oldest_unclaimed() == "m"
+    assert table.least_worth() == "m"
+
+
+def test_live_work_takes_what_saves_least_block_for_block() -> None:
+    """Worth is chance x tokens / blocks: a router's word counts at once, and no word is an even chance."""
+    table = table_with_lease()
+    table.grant("sparse", build_chain(KEY, ROOT, TOKENS[:100]), BLOCKS, 0, TERM)
+    assert table.least_worth() == "sparse"
+    table.renew("sparse", 1, TERM, 1000)
+    table.renew("l", 1, TERM)
+    assert table.least_worth() == "l"  # 500 x 200 / 26 are no more than 1000 x 100 / 26, and granted first
+    table.renew("sparse", 1, TERM, 980)
+    assert table.least_worth() == "sparse"
+    table.renew("l", 1, TERM, 480)
+    assert table.least_worth() == "l"
+    table.grant("hopeless", HELD, BLOCKS, 1, TERM, chance=0)
+    assert table.least_worth() == "hopeless"
+    with pytest.raises(ValueError, match="permille"):
+        table.renew("l", 1, TERM, 1001)
+    table.check_integrity()
 
 
 def test_renewal_never_passes_the_ttl_since_the_last_use() -> None:
@@ -201,7 +220,7 @@ def test_a_full_table_gives_the_blocks_back_at_once() -> None:
     """A lease that finds no room is not held, and its references still come home through `take_freed`."""
     table = table_with_lease(max_leases=1)
     assert not table.grant("m", HELD, BLOCKS, 0, TERM)
-    assert table.take_freed() == [FreedLease("m", LeaseState.RECLAIMED, BLOCKS)]
+    assert table.take_freed() == [FreedLease("m", LeaseState.RECLAIMED, BLOCKS, HELD)]
     assert len(table) == 1
     table.check_integrity()
 
@@ -233,6 +252,60 @@ def test_counts_and_drop_all() -> None:
     assert table.held_blocks == 26
 
 
+def test_totals() -> None:
+    """What came of grants, renewals and claims is counted, each once."""
+    table = table_with_lease(max_leases=1)
+    table.grant("m", HELD, BLOCKS, 0, TERM)
+    table.renew("l", 1, TERM)
+    table.renew("m", 1, TERM)
+    claim(table, "c", 1)
+    claim(table, "c", 1)
+    totals = table.totals
+    assert (totals.granted, totals.not_held, totals.renewed, totals.renewals_lost) == (2, 1, 1, 1)
+    assert {name: count for name, count in totals.claims.items() if count} == {
+        "granted": 1,
+        "duplicate_claim": 1,
+    }
+    assert totals.claims.keys() == {"granted", *RefusalReason}
+
+
+def test_held_memory_is_counted_over_time() -> None:
+    """Blocks times nanoseconds, up to the moment at which they came out."""
+    table = table_with_lease()
+    table.grant("m", HELD, BLOCKS, 10, TERM)
+    assert table.held_block_ns(10) == 26 * 10
+    table.drop("m", 15)
+    assert table.held_block_ns(20) == 26 * 20 + 26 * 5
+    assert table.held_block_ns(TERM) == table.held_block_ns(5 * TERM) == 26 * TERM + 26 * 5
+
+
+def test_an_ended_lease_may_be_granted_again() -> None:
+    """Its blocks may still hold what they held: the same id, claimed as before."""
+    table = table_with_lease()
+    table.reclaim("l", 1)
+    assert claim(table, "c", 1) == ClaimRefused(RefusalReason.UNKNOWN_LEASE)
+    table.take_freed()
+    assert table.grant("l", HELD, BLOCKS, 2, TERM)
+    assert isinstance(claim(table, "c", 2), ClaimGranted)
+
+
+def test_dropping_everything_voids_it() -> None:
+    """What was dropped because the memory is not what it was is told from a conversation that is over."""
+    table = table_with_lease()
+    table.grant("m", HELD, BLOCKS, 0, TERM)
+    table.grant("n", HELD, BLOCKS, 0, TERM)
+    claim(table, "c", 0)
+    table.drop("l", 0)
+    table.drop("m", 0)
+    table.drop_all(1)
+    table.release("c", 2)
+    assert [(freed.lease_id, freed.is_void) for freed in table.take_freed()] == [
+        ("m", False),
+        ("n", True),
+        ("l", True),
+    ]
+
+
 def test_a_clock_that_steps_back_shortens_nothing() -> None:
     """Two threads that read the clock and lock in the other order do not end a claim early."""
     table = table_with_lease()
@@ -250,6 +323,7 @@ def test_a_clock_that_steps_back_shortens_nothing() -> None:
         ({"blocks": (BLOCKS[0], BLOCKS[1][:12])}, "need 13 blocks"),
         ({"blocks": ()}, "need 13 blocks"),
         ({"term_ns": 0}, "positive"),
+        ({"chance": -1}, "permille"),
     ],
 )
 def test_refuses_a_lease_that_cannot_be(change: dict[str, object], match: str) -> None:

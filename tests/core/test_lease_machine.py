@@ -37,13 +37,13 @@ picks = st.integers(0, 7)
 tenants = st.sampled_from("aaaaab")
 histories = st.sampled_from(HISTORIES)
 terms = st.integers(5, 30)
+chances = st.none() | st.sampled_from([0, 300, 500, 1000])
 # What the schedules must bring about for their passing to mean anything.
 MUST_REACH = set(
     """granted|full|claimed|claimed in part|claimed twice|expired|released|unknown_lease|wrong_root|no_match
     |not_exact|duplicate_claim|too_many_claims|release True|release False|renew True|renew False|drop True
-    |drop under a claim|reclaim True|reclaim False|freed expired|freed released|freed reclaimed""".replace(
-        "\n    ", ""
-    ).split("|")
+    |drop under a claim|reclaim True|reclaim False|freed expired|freed released|freed reclaimed
+    |reclaimed the least""".replace("\n    ", "").split("|")
 )
 
 
@@ -147,13 +147,13 @@ class LeaseMachine(RuleBasedStateMachine):
         self.reached[f"release {released}"] += 1
 
     @precondition(lambda self: self.table)
-    @rule(pick=picks, term=terms)
-    def renew(self, pick: int, term: int) -> None:
-        """Within the TTL since the last use."""
+    @rule(pick=picks, term=terms, chance=chances)
+    def renew(self, pick: int, term: int, chance: int | None) -> None:
+        """Within the TTL since the last use; the router's word on a return replaces the last."""
         self.naive.settle(self.now)
         lease_id = self.lease_id(pick)
-        renewed = self.table.renew(lease_id, self.now, term)
-        assert renewed is self.naive.renew(lease_id, term)
+        renewed = self.table.renew(lease_id, self.now, term, chance)
+        assert renewed is self.naive.renew(lease_id, term, chance)
         lease = self.naive.find(lease_id)
         assert self.table.deadline_ns(lease_id) == (lease and lease.deadline)
         self.reached[f"renew {renewed}"] += 1
@@ -179,6 +179,19 @@ class LeaseMachine(RuleBasedStateMachine):
         assert reclaimed is self.naive.end(lease_id, "reclaimed")
         self.reached[f"reclaim {reclaimed}"] += 1
 
+    @precondition(lambda self: self.table)
+    @rule()
+    def reclaim_the_least(self) -> None:
+        """Live work needs memory, and takes what it will miss least."""
+        self.naive.settle(self.now)
+        self.table.advance(self.now)
+        lease_id = self.table.least_worth()
+        assert lease_id == self.naive.least_worth()
+        if lease_id is not None:
+            assert self.table.reclaim(lease_id, self.now)
+            assert self.naive.end(lease_id, "reclaimed")
+            self.reached["reclaimed the least"] += 1
+
     @rule(is_so=st.sampled_from([False] * 9 + [True]))
     def drop_all(self, is_so: bool) -> None:
         """The weights have changed, which is rare."""
@@ -202,6 +215,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def wake_at_the_next_deadline(self) -> None:
         """Nothing falls due before `next_deadline_ns`, and something does then."""
         self.table.advance(self.now)
+        self.naive.settle(self.now)
         deadline = self.table.next_deadline_ns()
         if deadline is None:
             return
@@ -240,6 +254,8 @@ class LeaseMachine(RuleBasedStateMachine):
             claimed = sum(bool(self.naive.live_claims(lease)) for lease in held)
             assert self.table.counts()[LeaseState.CLAIMED] == claimed
             assert len(self.table) == len(held)
+            assert self.table.least_worth() == self.naive.least_worth()
+            assert self.table.held_block_ns(self.now) == self.naive.block_ns
 
     def teardown(self) -> None:
         """Time heals: at the end every block has come home."""

@@ -19,6 +19,7 @@ from kvloop.wire.control import Stat, StatReply
 
 MOST_IDLE_PERCENT = 5.0
 ANSWER_TOKENS = 16
+GRANTED = 'kvloop_leases{state="granted"}'
 QUESTION = (
     "Please tell me about the subject that I shall now name, and say where the word comes from, how it was "
     "used in earlier times, who works with it today, and what a beginner ought to read about it first: "
@@ -66,9 +67,10 @@ def measure(stack: Stack, seed: str, effort: Effort, say: Callable[[str], None])
 
 def _retained(client: ControlClient, least: int) -> int:
     answer = client.ask(Stat())
-    if not isinstance(answer, StatReply) or answer.granted < least:
+    granted = answer.counters.get(GRANTED, 0) if isinstance(answer, StatReply) else 0
+    if granted < least:
         raise UserError(f"decode should retain {least} conversations, and says {answer}")
-    return answer.granted
+    return granted
 
 
 def _percent(pid: int, window_s: float) -> float:

@@ -126,6 +126,15 @@ def matched_tokens(held: Chain, wanted: Chain) -> int:
     return matched
 
 
+def cut_chain(chain: Chain, tokens: int) -> Chain:
+    """The chain over the first `tokens` tokens: whole segments, or all of them; else ValueError."""
+    if tokens == chain.token_count:
+        return chain
+    if not 0 <= tokens < chain.token_count or tokens % SEGMENT_TOKENS:
+        raise ValueError(f"a chain over {chain.token_count} tokens cannot be cut to {tokens}")
+    return Chain(chain.root, chain.segments[: tokens // SEGMENT_TOKENS * DIGEST_BYTES], b"", tokens)
+
+
 def _common_prefix_bytes(left: bytes, right: bytes) -> int:
     """The length of the common prefix: the first differing byte is the highest set bit of the difference."""
     length = min(len(left), len(right))

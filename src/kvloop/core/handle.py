@@ -29,3 +29,22 @@ class Handle:
     dcp_size: int
     token_count: int
     expires_in_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRef:
+    """What a router needs of a handle: which lease, of which run of which engine, and where to reach it.
+
+    address: the engine's control host and port. token_count: tokens whose KV is held.
+    """
+
+    lease_id: str
+    incarnation: str
+    address: tuple[str, int]
+    token_count: int
+
+    @classmethod
+    def of(cls, handle: Handle) -> "LeaseRef":
+        """The lease that `handle` names."""
+        address = (handle.control_host, handle.control_port)
+        return cls(handle.lease_id, handle.incarnation, address, handle.token_count)

@@ -12,6 +12,7 @@ The table is not thread-safe; its caller holds a lock around each call.
 
 from kvloop.core.chain import Chain, matched_tokens
 from kvloop.core.deadline import Deadlines
+from kvloop.core.lease_claims import LiveClaims
 from kvloop.core.lease_state import FINAL, Claim, Lease
 from kvloop.core.lease_state import TRANSITIONS as TRANSITIONS
 from kvloop.core.lease_state import Blocks as Blocks
@@ -21,6 +22,8 @@ from kvloop.core.lease_state import FreedLease as FreedLease
 from kvloop.core.lease_state import LeaseEvent as LeaseEvent
 from kvloop.core.lease_state import LeaseState as LeaseState
 from kvloop.core.lease_state import RefusalReason as RefusalReason
+from kvloop.core.lease_totals import GRANTED, HeldBlocks, LeaseTotals
+from kvloop.core.worth import UNRATED_CHANCE, WorthOrder, checked_chance
 
 
 class LeaseTable:
@@ -43,17 +46,16 @@ class LeaseTable:
         self.ttl_ns = ttl_ns
         self.claim_term_ns = claim_term_ns
         self.max_leases = max_leases
-        self.max_claims = max_claims
         self.incarnation = incarnation
         self._leases: dict[str, Lease] = {}
-        self._claims: dict[str, Claim] = {}
+        self._claims = LiveClaims(max_claims)
         self._lease_deadlines = Deadlines()
-        self._claim_deadlines = Deadlines()
         self._freed: list[FreedLease] = []
         self._ended_total = {state: 0 for state in LeaseState if state in FINAL}
-        self._unclaimed: dict[str, None] = {}  # in order of last use
-        self._held_blocks = 0
+        self._unclaimed = WorthOrder()
+        self._held = HeldBlocks()
         self._now_ns = 0
+        self.totals = LeaseTotals()
 
     def __len__(self) -> int:
         """Leases that hold blocks."""
@@ -67,12 +69,14 @@ class LeaseTable:
         now_ns: int,
         term_ns: int,
         exact_only: bool = False,
+        chance: int = UNRATED_CHANCE,
     ) -> bool:
         """Take over one reference to each of `blocks`, which hold the KV of `chain`'s tokens.
 
         The references come back through `take_freed` in every case, also when the table is full: then
         the answer is False and they come back at once. `exact_only`: a hybrid model's groups, of which
-        nothing less than everything can be used. ValueError for a lease id in use, or too few blocks.
+        nothing less than everything can be used. `chance`: permille that the conversation returns. An id may
+        be granted again once its lease has ended. ValueError for one in use, or too few blocks.
         """
         self.advance(now_ns)
         if lease_id in self._leases:
@@ -80,14 +84,18 @@ class LeaseTable:
         needed = -(-chain.token_count // self.block_size)
         if not blocks or (not exact_only and min(len(group) for group in blocks) < needed):
             raise ValueError(f"{chain.token_count} tokens need {needed} blocks in each group")
+        checked_chance(chance)
         if term_ns <= 0:
             raise ValueError("a term must be positive")
         deadline_ns = self._now_ns + min(term_ns, self.ttl_ns)
-        lease = Lease(lease_id, chain, blocks, exact_only, deadline_ns, self._now_ns)
+        self.totals.granted += 1
+        serial = self.totals.granted
+        lease = Lease(lease_id, chain, blocks, exact_only, deadline_ns, self._now_ns, chance, serial)
         self._leases[lease_id] = lease
-        self._unclaimed[lease_id] = None
-        self._held_blocks += _count(blocks)
+        self._unclaimed.put(lease)
+        self._held.change(lease.block_count, self._now_ns)
         if len(self._leases) > self.max_leases:
+            self.totals.not_held += 1
             self._end(lease, LeaseEvent.RECLAIM)
             return False
         self._lease_deadlines.set(lease_id, deadline_ns)
@@ -111,41 +119,48 @@ class LeaseTable:
         self.advance(now_ns)
         refusal = self._refusal(lease_id, claim_id, incarnation)
         if refusal is not None:
-            return ClaimRefused(refusal)
+            return self.totals.refused(refusal)
         lease = self._leases[lease_id]
         if lease.chain.root != wanted.root:
-            return ClaimRefused(RefusalReason.WRONG_ROOT)
+            return self.totals.refused(RefusalReason.WRONG_ROOT)
         matched = matched_tokens(lease.chain, wanted)
         if matched == 0:
-            return ClaimRefused(RefusalReason.NO_MATCH)
+            return self.totals.refused(RefusalReason.NO_MATCH)
         if lease.exact_only and matched != lease.chain.token_count:
-            return ClaimRefused(RefusalReason.NOT_EXACT)
+            return self.totals.refused(RefusalReason.NOT_EXACT)
+        self.totals.claims[GRANTED] += 1
         lease.state = TRANSITIONS[lease.state, LeaseEvent.CLAIM]
-        lease.claim_ids.add(claim_id)
-        self._unclaimed.pop(lease_id, None)
+        self._unclaimed.drop(lease_id)
         lease.last_use_ns = self._now_ns
-        self._claims[claim_id] = Claim(claim_id, lease, reader)
-        self._claim_deadlines.set(claim_id, self._now_ns + self.claim_term_ns)
+        self._claims.add(Claim(claim_id, lease, reader), self._now_ns + self.claim_term_ns)
         return ClaimGranted(claim_id, matched, self._lent(lease, matched), self.claim_term_ns)
 
     def release(self, claim_id: str, now_ns: int) -> bool:
         """End a claim. False if it has ended already, or never was: harmless."""
         self.advance(now_ns)
-        claim = self._claims.get(claim_id)
-        if claim is None:
+        lease = self._claims.end(claim_id)
+        if lease is None:
             return False
-        claim.lease.last_use_ns = self._now_ns
-        self._claim_deadlines.discard(claim_id)
-        self._end_claim(claim)
+        lease.last_use_ns = self._now_ns
+        self._unclaim(lease)
         return True
 
-    def renew(self, lease_id: str, now_ns: int, term_ns: int) -> bool:
-        """Let a lease last `term_ns` from now, within its TTL; never shorten it. False if it is gone."""
+    def renew(self, lease_id: str, now_ns: int, term_ns: int, chance: int | None = None) -> bool:
+        """Let a lease last `term_ns` from now, within its TTL; never shorten it. False if it is gone.
+
+        `chance`: what is thought of its return now, in permille; None leaves it.
+        """
         self.advance(now_ns)
         lease = self._leases.get(lease_id)
         if lease is None or lease.ending is not None:
+            self.totals.renewals_lost += 1
             return False
+        self.totals.renewed += 1
         lease.state = TRANSITIONS[lease.state, LeaseEvent.RENEW]
+        if chance is not None and chance != lease.chance:
+            lease.chance = checked_chance(chance)
+            if lease.state is LeaseState.GRANTED:
+                self._unclaimed.put(lease)
         capped_ns = min(self._now_ns + term_ns, lease.last_use_ns + self.ttl_ns)
         if capped_ns > lease.deadline_ns:
             lease.deadline_ns = capped_ns
@@ -159,8 +174,10 @@ class LeaseTable:
         return lease is not None and self._end(lease, LeaseEvent.DROP)
 
     def drop_all(self, now_ns: int) -> int:
-        """Drop every lease; how many that were."""
+        """Drop every lease, for what their blocks hold is void; how many that were."""
         self.advance(now_ns)
+        for lease in self._leases.values():
+            lease.is_void = True
         return sum(self._end(lease, LeaseEvent.DROP) for lease in list(self._leases.values()))
 
     def reclaim(self, lease_id: str, now_ns: int) -> bool:
@@ -174,8 +191,8 @@ class LeaseTable:
     def advance(self, now_ns: int) -> None:
         """Let deadlines up to `now_ns` pass. A time before one already seen counts as that one."""
         self._now_ns = max(self._now_ns, now_ns)
-        while (claim_id := self._claim_deadlines.pop_due(self._now_ns)) is not None:
-            self._end_claim(self._claims[claim_id])
+        while (lease := self._claims.end_due(self._now_ns)) is not None:
+            self._unclaim(lease)
         while (lease_id := self._lease_deadlines.pop_due(self._now_ns)) is not None:
             self._end(self._leases[lease_id], LeaseEvent.EXPIRE)
 
@@ -186,7 +203,7 @@ class LeaseTable:
 
     def next_deadline_ns(self) -> int | None:
         """When `advance` will next have something to do, or None."""
-        pending = (self._lease_deadlines.next_ns(), self._claim_deadlines.next_ns())
+        pending = (self._lease_deadlines.next_ns(), self._claims.next_ns())
         return min((deadline_ns for deadline_ns in pending if deadline_ns is not None), default=None)
 
     def counts(self) -> dict[LeaseState, int]:
@@ -202,42 +219,40 @@ class LeaseTable:
     @property
     def held_blocks(self) -> int:
         """Block references held by leases; a block that two leases share counts twice."""
-        return self._held_blocks
+        return self._held.count
 
-    def oldest_unclaimed(self) -> str | None:
-        """The lease that could be reclaimed and was used least recently, or None."""
-        return next(iter(self._unclaimed), None)
+    def held_block_ns(self, now_ns: int) -> int:
+        """Block references held, times for how many nanoseconds, since the table was made."""
+        self.advance(now_ns)
+        return self._held.block_ns(self._now_ns)
+
+    def least_worth(self) -> str | None:
+        """The lease that could be reclaimed at the least expected loss (see `worth`), or None."""
+        return self._unclaimed.least()
 
     def state(self, lease_id: str) -> LeaseState | None:
         """GRANTED, CLAIMED, or None for a lease that is gone."""
-        lease = self._leases.get(lease_id)
-        return None if lease is None else lease.state
+        return None if (lease := self._leases.get(lease_id)) is None else lease.state
 
     def deadline_ns(self, lease_id: str) -> int | None:
         """When the lease's term ends unless it is renewed, or None for a lease that is gone."""
-        lease = self._leases.get(lease_id)
-        return None if lease is None else lease.deadline_ns
+        return None if (lease := self._leases.get(lease_id)) is None else lease.deadline_ns
 
     def check_integrity(self) -> None:
         """AssertionError where the table contradicts itself."""
         self._lease_deadlines.check_integrity()
-        self._claim_deadlines.check_integrity()
-        by_lease: dict[str, set[str]] = {}
-        for claim_id, claim in self._claims.items():
-            by_lease.setdefault(claim.lease.lease_id, set()).add(claim_id)
-            assert claim_id in self._claim_deadlines, "a claim without a deadline would pin for ever"
-        assert by_lease.keys() <= self._leases.keys(), "a claim on a lease that is gone"
+        self._claims.check_integrity(self._leases)
         for lease_id, lease in self._leases.items():
             claimed = bool(lease.claim_ids)
-            assert lease.claim_ids == by_lease.get(lease_id, set())
             assert lease.state is (LeaseState.CLAIMED if claimed else LeaseState.GRANTED)
             assert claimed or lease.ending is None, "a lease that should have ended is still there"
             assert (lease_id in self._lease_deadlines) is (lease.ending is None)
-            assert (lease_id in self._unclaimed) is not claimed
             assert lease.deadline_ns <= lease.last_use_ns + self.ttl_ns
-        assert self._held_blocks == sum(_count(lease.blocks) for lease in self._leases.values())
+        unclaimed = {key: one for key, one in self._leases.items() if one.state is LeaseState.GRANTED}
+        self._unclaimed.check_integrity(unclaimed)
+        assert self._held.count == sum(lease.block_count for lease in self._leases.values())
+        assert sum(self._ended_total.values()) + len(self._leases) == self.totals.granted
         assert len(self._leases) <= self.max_leases
-        assert len(self._claims) <= self.max_claims
 
     def _refusal(self, lease_id: str, claim_id: str, incarnation: str) -> RefusalReason | None:
         lease = self._leases.get(lease_id)
@@ -250,7 +265,7 @@ class LeaseTable:
             return RefusalReason.EXPIRED if expiring else RefusalReason.RELEASED
         if claim_id in self._claims:
             return RefusalReason.DUPLICATE_CLAIM
-        if len(self._claims) >= self.max_claims:
+        if self._claims.is_full:
             return RefusalReason.TOO_MANY_CLAIMS
         return None
 
@@ -260,14 +275,11 @@ class LeaseTable:
         needed = -(-matched // self.block_size)
         return tuple(group[:needed] for group in lease.blocks)
 
-    def _end_claim(self, claim: Claim) -> None:
-        del self._claims[claim.claim_id]
-        lease = claim.lease
-        lease.claim_ids.remove(claim.claim_id)
+    def _unclaim(self, lease: Lease) -> None:
         if lease.claim_ids:
             return
         lease.state = TRANSITIONS[lease.state, LeaseEvent.UNCLAIM]
-        self._unclaimed[lease.lease_id] = None
+        self._unclaimed.put(lease)
         if lease.ending is not None:
             ending, lease.ending = lease.ending, None
             self._end(lease, ending)
@@ -281,12 +293,8 @@ class LeaseTable:
             lease.ending = event
             return True
         del self._leases[lease.lease_id]
-        del self._unclaimed[lease.lease_id]
-        self._held_blocks -= _count(lease.blocks)
+        self._unclaimed.drop(lease.lease_id)
+        self._held.change(-lease.block_count, self._now_ns)
         self._ended_total[lease.state] += 1
-        self._freed.append(FreedLease(lease.lease_id, lease.state, lease.blocks))
+        self._freed.append(lease.freed())
         return True
-
-
-def _count(blocks: Blocks) -> int:
-    return sum(len(group) for group in blocks)

@@ -85,16 +85,26 @@ class ClaimRefused:
 
 @dataclass(frozen=True, slots=True)
 class FreedLease:
-    """A lease that has ended: its block references are the caller's to give back."""
+    """A lease that has ended: its block references are the caller's to give back.
+
+    `is_void`: everything was dropped, for the memory or the weights are not what they were, so what the
+    blocks hold proves nothing any more.
+    """
 
     lease_id: str
     state: LeaseState
     blocks: Blocks
+    chain: Chain
+    exact_only: bool = False
+    is_void: bool = False
 
 
 @dataclass(slots=True)
 class Lease:
-    """A lease that holds its blocks. With claims on it, `ending` says how it will end once they have."""
+    """A lease that holds its blocks. With claims on it, `ending` says how it will end once they have.
+
+    `chance`: permille that its conversation returns. `serial` counts grants.
+    """
 
     lease_id: str
     chain: Chain
@@ -102,9 +112,21 @@ class Lease:
     exact_only: bool
     deadline_ns: int
     last_use_ns: int
+    chance: int
+    serial: int
     state: LeaseState = INITIAL
     ending: LeaseEvent | None = None
+    is_void: bool = False
     claim_ids: set[str] = field(default_factory=set)
+
+    @property
+    def block_count(self) -> int:
+        """Block references that it holds, over all KV cache groups."""
+        return sum(len(group) for group in self.blocks)
+
+    def freed(self) -> FreedLease:
+        """What comes out when it has ended."""
+        return FreedLease(self.lease_id, self.state, self.blocks, self.chain, self.exact_only, self.is_void)
 
 
 @dataclass(frozen=True, slots=True)

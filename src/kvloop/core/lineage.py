@@ -15,11 +15,12 @@ time and a forgotten turn costs time, never an answer. Hence the bounds: by keys
 """
 
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvloop.core.deadline import Deadlines
+from kvloop.core.handle import LeaseRef
 from kvloop.core.key import checked_key
 
 KEY_BYTES = 16
@@ -28,7 +29,8 @@ MAX_UNITS = (
     4096  # an agent's longest recorded sessions have under 1,000 messages; what is beyond is not filed
 )
 KEY_COST_BYTES = 150  # a dictionary slot and a 16-byte key, and its place in the turn's tuple: measured 146
-TURN_COST_BYTES = 1000  # a turn's own objects, less its handle and names: measured 910
+TURN_COST_BYTES = 1400  # a turn's own objects and its lease's, less its handle and names: measured 1,300
+MAX_DROPPED_TURNS = 10_000  # of which nobody asked what became of them; their leases expire by themselves
 _CONTENT_PURPOSE = b"kvloop.content"
 _NAME_PURPOSE = b"kvloop.name"
 
@@ -43,7 +45,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class FiledTurn:
-    """A finished turn: decode's opaque handle, the engine that gave it, how many units its request had."""
+    """A finished turn: decode's opaque handle, the engine that gave it, how many units its request had.
+
+    `lease`: what the handle names, where the router can tell.
+    """
 
     handle: bytes
     engine: str
@@ -51,6 +56,7 @@ class FiledTurn:
     depth: int
     expires_ns: int
     names: tuple[Name, ...] = ()
+    lease: LeaseRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,7 @@ class LineageTable:
         self._newest: dict[bytes, _Entry] = {}
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._deadlines = Deadlines()
+        self._dropped: deque[FiledTurn] = deque(maxlen=MAX_DROPPED_TURNS)
         self._serial = 0
         self._used_bytes = 0
 
@@ -134,29 +141,38 @@ class LineageTable:
         """The estimate that `max_bytes` bounds."""
         return self._used_bytes
 
-    def file(self, turn: FiledTurn, content: Sequence[bytes], names: Sequence[bytes], now_ns: int) -> None:
-        """Make `turn` the newest one under each of its content and name keys; without any, nothing."""
+    def file(
+        self, turn: FiledTurn, content: Sequence[bytes], names: Sequence[bytes], now_ns: int
+    ) -> list[FiledTurn]:
+        """Make `turn` the newest one under each of its content and name keys; without any, nothing.
+
+        The answer: the turns that it supersedes, for nothing leads to them any more.
+        """
         self.expire(now_ns)
         unique = tuple(dict.fromkeys((*content, *names)))
         if not unique or turn.expires_ns <= now_ns:
-            return
+            self._dropped.append(turn)
+            return []
         label = (content or names)[-1].hex()
         self._serial += 1
         names_bytes = sum(len(name.kind) + len(name.value) for name in turn.names)
         cost_bytes = TURN_COST_BYTES + len(turn.handle) + names_bytes + KEY_COST_BYTES * len(unique)
         entry = _Entry(str(self._serial), label, turn, unique, cost_bytes, len(unique))
+        superseded: list[FiledTurn] = []
         for key in unique:
             older = self._newest.get(key)
             self._newest[key] = entry
             if older is not None:
                 older.held -= 1
                 if not older.held:
+                    superseded.append(older.turn)
                     self._forget(older)
         self._entries[entry.serial] = entry
         self._deadlines.set(entry.serial, turn.expires_ns)
         self._used_bytes += cost_bytes
         while len(self._newest) > self.max_keys or self._used_bytes > self.max_bytes:
             self._drop(next(iter(self._entries.values())))
+        return superseded
 
     def find(
         self, content: Sequence[bytes], names: Sequence[tuple[Name, bytes]], now_ns: int
@@ -196,6 +212,12 @@ class LineageTable:
             self._drop(entry)
         return len(found)
 
+    def take_dropped(self) -> list[FiledTurn]:
+        """The turns that were removed, have expired, or found no room since the last call, each once."""
+        dropped = list(self._dropped)
+        self._dropped.clear()
+        return dropped
+
     def expire(self, now_ns: int) -> None:
         """Forget what has passed its time."""
         while (serial := self._deadlines.pop_due(now_ns)) is not None:
@@ -228,6 +250,7 @@ class LineageTable:
         for key in entry.keys:
             if self._newest.get(key) is entry:
                 del self._newest[key]
+        self._dropped.append(entry.turn)
         self._forget(entry)
 
     def _forget(self, entry: _Entry) -> None:

@@ -23,6 +23,9 @@ MAX_TERM_MS = 24 * 3_600_000
 MAX_GROUPS = 64  # KV cache groups; the hybrid models in use have fewer than ten
 MAX_BLOCKS = MAX_CHAIN_TOKENS  # per group, at a block size of one token
 MAX_LEASES_PER_MESSAGE = 10_000  # one router's heartbeat; more go in several messages
+MAX_COUNTERS = 256  # by name; an engine has well under a hundred
+COUNTER_MAX_CHARS = 100
+MAX_CHANCE = 1000  # permille
 _MAX_SEGMENT_BYTES = MAX_CHAIN_TOKENS // SEGMENT_TOKENS * DIGEST_BYTES
 
 Id = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]+\Z", max_length=ID_MAX_CHARS)]
@@ -34,6 +37,8 @@ TermMs = Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM_MS)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHAIN_TOKENS)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+Chance = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHANCE)]
+CounterName = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]+\Z", max_length=COUNTER_MAX_CHARS)]
 
 
 class Claim(msgspec.Struct, tag="claim", array_like=True, frozen=True):
@@ -106,15 +111,22 @@ class Released(msgspec.Struct, tag="released", array_like=True, frozen=True):
 
 
 class Renew(msgspec.Struct, tag="renew", array_like=True, frozen=True):
-    """A router's heartbeat: let each lease last so many milliseconds from now."""
+    """A router's heartbeat: let each lease last so many milliseconds from now.
 
-    leases: Annotated[list[tuple[Id, TermMs]], msgspec.Meta(max_length=MAX_LEASES_PER_MESSAGE)]
+    With each the chance, in permille, that its conversation returns: what the router has learned orders the
+    leases that decode reclaims.
+    """
+
+    leases: Annotated[list[tuple[Id, TermMs, Chance]], msgspec.Meta(max_length=MAX_LEASES_PER_MESSAGE)]
 
 
 class Renewed(msgspec.Struct, tag="renewed", array_like=True, frozen=True):
-    """The leases that are gone; all others were renewed."""
+    """The leases that were not renewed: those `gone` for good, and those whose blocks are held no more but
+    may still be claimed where nothing else was written to them (`soft`). All others were.
+    """
 
     gone: Annotated[list[Id], msgspec.Meta(max_length=MAX_LEASES_PER_MESSAGE)]
+    soft: Annotated[list[Id], msgspec.Meta(max_length=MAX_LEASES_PER_MESSAGE)]
 
 
 class Drop(msgspec.Struct, tag="drop", array_like=True, frozen=True):
@@ -134,17 +146,11 @@ class Stat(msgspec.Struct, tag="stat", array_like=True, frozen=True):
 
 
 class StatReply(msgspec.Struct, tag="stat_reply", array_like=True, frozen=True):
-    """A decode engine's leases: those it has now, and how many ever ended in each way."""
+    """Who answers, and its gauges and totals by name: samples of its metrics, with their labels."""
 
     engine_id: Id
     incarnation: Id
-    granted: Count
-    claimed: Count
-    claims: Count
-    held_blocks: Count
-    expired_total: Count
-    released_total: Count
-    reclaimed_total: Count
+    counters: Annotated[dict[CounterName, Count], msgspec.Meta(max_length=MAX_COUNTERS)]
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):

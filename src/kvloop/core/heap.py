@@ -1,0 +1,73 @@
+"""The least of many keys whose ranks change: set, drop and take out in O(log n) amortised.
+
+A binary heap with lazy deletion (Sedgewick and Wayne, Algorithms, 2.4): an entry is live while the table
+of keys still points at it; a dead one is skipped when it comes to the top, and all are swept out when
+they outnumber the live. Two keys of equal rank come out in the order in which they were set, never by hash.
+"""
+
+import heapq
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+_SWEEP_FLOOR_ENTRIES = 64  # a heap this small is not worth sweeping
+
+Rank = TypeVar("Rank", int, tuple[int, ...])
+
+
+class KeyHeap(Generic[Rank]):
+    """One rank per key."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[Rank, int, str]] = {}
+        self._heap: list[tuple[Rank, int, str]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def set(self, key: str, rank: Rank) -> None:
+        """Give `key` this rank, in place of any that it has."""
+        self._sequence += 1
+        entry = (rank, self._sequence, key)
+        self._entries[key] = entry
+        heapq.heappush(self._heap, entry)
+        self._sweep()
+
+    def discard(self, key: str) -> None:
+        """Forget `key`, if it is there."""
+        if self._entries.pop(key, None) is not None:
+            self._sweep()
+
+    def rank(self, key: str) -> Rank | None:
+        """The key's rank, or None."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
+
+    def least(self) -> tuple[Rank, str] | None:
+        """The least rank and its key, or None."""
+        while self._heap:
+            rank, _, key = self._heap[0]
+            if self._entries.get(key) is self._heap[0]:
+                return rank, key
+            heapq.heappop(self._heap)
+        return None
+
+    def check_integrity(self) -> None:
+        """AssertionError where a key would never come out, or dead entries pile up."""
+        assert set(self._heap) >= set(self._entries.values()), "a key without an entry in the heap"
+        assert all(key == entry[2] for key, entry in self._entries.items())
+        assert not self._is_sparse(), "the heap outgrows its keys"
+
+    def _is_sparse(self) -> bool:
+        return len(self._heap) > 2 * len(self._entries) + _SWEEP_FLOOR_ENTRIES
+
+    def _sweep(self) -> None:
+        if self._is_sparse():
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)

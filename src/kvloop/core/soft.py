@@ -1,0 +1,146 @@
+"""What ended leases may still be good for: their blocks are free, but not yet overwritten.
+
+An engine that gives a block back does not clear it; its content stays until the block is handed out again. So
+an ended lease is remembered with a *proof* per block: whatever its owner knew of the content when the lease
+ended, and can compare later. Memory that was given back early costs a reader nothing then, as long as nobody
+needed it: the claim is granted again over the longest prefix whose blocks are all unchanged. It is the
+second chance that page frames on a free list have (Babaoglu and Joy, Converting a Swap-Based System to do
+Paging in an Architecture Lacking Page-Referenced Bits, SOSP 1981): reclaimed without being written, given
+back to whom they belonged if he asks in time.
+
+A proof that fails once fails for ever: its owner counts how often a block was handed out. The table owns no
+references, so what it forgets costs a reader time and nobody memory.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from kvloop.core.chain import SEGMENT_TOKENS, Chain, cut_chain, matched_tokens
+from kvloop.core.lease_state import Blocks, FreedLease
+
+MAX_SOFT_LEASES = 10_000  # as many as a router renews in one message
+MAX_SOFT_BYTES = 64 * 1024 * 1024  # digests, block ids and proofs: what they take of the process's memory
+LEASE_COST_BYTES = 1000  # a lease's own objects
+BLOCK_COST_BYTES = 150  # a block id, a proof of a digest and a count, and their places in tuples
+
+Proofs = tuple[tuple[Hashable, ...], ...]  # shaped as Blocks
+Unchanged = Callable[[int, Hashable], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SoftLease:
+    """A lease that has ended. `proofs` has one for each of `blocks`, from when it ended."""
+
+    lease_id: str
+    chain: Chain
+    blocks: Blocks
+    proofs: Proofs
+    exact_only: bool
+    ended_ns: int
+
+    @property
+    def cost_bytes(self) -> int:
+        """What remembering it takes, by estimate."""
+        blocks = sum(len(group) for group in self.blocks)
+        return LEASE_COST_BYTES + len(self.chain.segments) + BLOCK_COST_BYTES * blocks
+
+
+class SoftTable:
+    """Ended leases, the one that ended longest ago out first. Not thread-safe."""
+
+    def __init__(
+        self,
+        block_size: int,
+        max_age_ns: int,
+        max_leases: int = MAX_SOFT_LEASES,
+        max_bytes: int = MAX_SOFT_BYTES,
+    ) -> None:
+        """`block_size` in tokens. After `max_age_ns` nobody has a handle to the lease any more: its TTL."""
+        if min(block_size, max_age_ns, max_leases, max_bytes) <= 0:
+            raise ValueError("block size and bounds must be positive")
+        self.block_size = block_size
+        self.max_age_ns = max_age_ns
+        self.max_leases = max_leases
+        self.max_bytes = max_bytes
+        self._leases: OrderedDict[str, SoftLease] = OrderedDict()
+        self._used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def used_bytes(self) -> int:
+        """The estimate that `max_bytes` bounds."""
+        return self._used_bytes
+
+    def keep(self, freed: FreedLease, proofs: Proofs, now_ns: int) -> bool:
+        """Remember a lease that has ended just now. False for one that is void, or larger than the table.
+
+        ValueError for proofs that are not one for each block.
+        """
+        if [len(group) for group in proofs] != [len(group) for group in freed.blocks]:
+            raise ValueError("not one proof for each block")
+        self.forget(freed.lease_id)
+        while self._leases and next(iter(self._leases.values())).ended_ns + self.max_age_ns <= now_ns:
+            self._forget_oldest()
+        soft = SoftLease(freed.lease_id, freed.chain, freed.blocks, proofs, freed.exact_only, now_ns)
+        if freed.is_void or soft.cost_bytes > self.max_bytes:
+            return False
+        self._leases[soft.lease_id] = soft
+        self._used_bytes += soft.cost_bytes
+        while len(self._leases) > self.max_leases or self._used_bytes > self.max_bytes:
+            self._forget_oldest()
+        return True
+
+    def get(self, lease_id: str) -> SoftLease | None:
+        """The lease, if it is remembered. Whether anything is left of it is another question."""
+        return self._leases.get(lease_id)
+
+    def surviving(self, lease_id: str, wanted: Chain, unchanged: Unchanged) -> tuple[Chain, Blocks] | None:
+        """What the lease still holds of `wanted`: a chain, and the blocks that hold its tokens.
+
+        The longest prefix that its chain proves and whose blocks are all `unchanged(block_id, proof)`: all
+        that was asked for, or whole segments of it. None for nothing. The lease stays as it is; whoever
+        takes references to these blocks and grants it again forgets it here.
+        """
+        soft = self._leases.get(lease_id)
+        if soft is None:
+            return None
+        proven = matched_tokens(soft.chain, wanted)
+        needed = -(-proven // self.block_size)
+        intact = needed
+        for group, proofs in zip(soft.blocks, soft.proofs, strict=True):
+            known = zip(group[:needed], proofs, strict=False)
+            changed = (place for place, (block, proof) in enumerate(known) if not unchanged(block, proof))
+            intact = min(intact, next(changed, needed))
+        if intact < needed:
+            proven = intact * self.block_size // SEGMENT_TOKENS * SEGMENT_TOKENS
+        if not proven or (soft.exact_only and proven != soft.chain.token_count):
+            return None
+        kept = -(-proven // self.block_size)
+        blocks = soft.blocks if soft.exact_only else tuple(group[:kept] for group in soft.blocks)
+        return cut_chain(soft.chain, proven), blocks
+
+    def forget(self, lease_id: str) -> None:
+        """The lease is held again, or nobody will ask for it."""
+        soft = self._leases.pop(lease_id, None)
+        if soft is not None:
+            self._used_bytes -= soft.cost_bytes
+
+    def clear(self) -> None:
+        """Forget everything: the memory is not what it was."""
+        self._leases.clear()
+        self._used_bytes = 0
+
+    def check_integrity(self) -> None:
+        """AssertionError where the bounds or the books do not hold."""
+        assert self._used_bytes == sum(soft.cost_bytes for soft in self._leases.values())
+        assert len(self._leases) <= self.max_leases
+        assert self._used_bytes <= self.max_bytes
+        ended = [soft.ended_ns for soft in self._leases.values()]
+        assert ended == sorted(ended), "not in the order in which they ended"
+        assert all(lease_id == soft.lease_id for lease_id, soft in self._leases.items())
+
+    def _forget_oldest(self) -> None:
+        self.forget(next(iter(self._leases)))
