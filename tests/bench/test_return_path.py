@@ -38,6 +38,23 @@ def test_a_part_that_cannot_be_measured_fails_the_run(
     assert len(told["rows"]) == len(told["failures"]) == 1
 
 
+def test_an_interrupt_keeps_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C in a later part shows the rows of the earlier ones, says that there are more, and fails."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(router_bench, "measure", lambda _pairs: [TRUE_CASE])
+    monkeypatch.setattr(return_path, "_measure_kvloop", lambda *_: None)
+    monkeypatch.setattr(return_path, "Stack", interrupted)
+    assert return_path.main(["--only", "ttft,router"]) == 1
+    out = capsys.readouterr().out
+    assert "router adds" in out
+    assert "not measured: the rest: interrupted" in out
+
+
 @pytest.mark.usefixtures("no_engines")
 def test_the_status_is_zero_where_all_is_met(capsys: pytest.CaptureFixture[str]) -> None:
     """A run of one part that meets its target succeeds."""
@@ -54,6 +71,24 @@ def test_every_target_of_the_first_token_has_a_row(capsys: pytest.CaptureFixture
         assert f"TTFT one-way / return, {tokens} tokens" in out
         assert f"TTFT return / upstream, {tokens} tokens" in out
     assert out.count("MISSED") == 2 * len(ttft.LEAST_SPEED_UP)
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"), [([], [9, 5, 3]), (["--repetitions", "2"], [2, 2, 2]), (["--quick"], [1, 1, 1])]
+)
+def test_short_turns_get_more_samples(
+    words: list[str], counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size's own number of samples counts unless the command line says another."""
+    seen: list[return_path.Options] = []
+
+    def nothing(options: return_path.Options) -> tuple[list[Any], list[str]]:
+        seen.append(options)
+        return [], []
+
+    monkeypatch.setattr(return_path, "measure", nothing)
+    return_path.main(words)
+    assert [seen[0].samples_of(tokens) for tokens in (570, 1_900, 5_600)] == counts
 
 
 def test_an_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

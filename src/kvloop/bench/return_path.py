@@ -24,7 +24,10 @@ from kvloop.local.stack_config import StackConfig
 from kvloop.local.transfer_config import Connector
 
 PARTS = ("claim", "idle", "ttft", "router")
-REPETITIONS = 3
+REPETITIONS = {570: 9, 1_900: 5}
+"""Samples per size: a short turn's ratio is the noisiest, and its sample the cheapest."""
+OTHER_REPETITIONS = 3
+UPSTREAM_MOST_REPETITIONS = 3
 QUICK_REPETITIONS = 1
 QUICK_PAIRS = 60
 KV_CACHE_GIB = 2
@@ -42,9 +45,15 @@ class Options:
     model: str
     parts: tuple[str, ...]
     sizes: tuple[int, ...]
-    repetitions: int
+    repetitions: int | None
     is_quick: bool
     json_path: Path | None
+
+    def samples_of(self, tokens: int) -> int:
+        """How many samples a figure at a prompt size is made of."""
+        if self.repetitions is not None:
+            return self.repetitions
+        return QUICK_REPETITIONS if self.is_quick else REPETITIONS.get(tokens, OTHER_REPETITIONS)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -76,24 +85,37 @@ def heading(options: Options, minutes: float) -> str:
 
 
 def measure(options: Options) -> tuple[list[Row], list[str]]:
-    """The rows of every part, and what went wrong. A part that fails costs its own rows only."""
+    """The rows of every part, and what went wrong.
+
+    A part that fails costs its own rows only, and so does an interrupt: what was measured before it is shown.
+    """
     seed = ttft.run_seed()
     rows: list[Row] = []
     failures: list[str] = []
     samples = ttft.Samples()
-    if {"ttft", "claim", "idle"} & set(options.parts):
-        try:
-            with Stack(_config(options), say=_say) as stack:
-                for part in options.parts:
-                    _measure_on(stack, part, options, seed, samples, rows, failures)
-        except (UserError, OSError) as error:
-            failures.append(f"kvloop's engines: {error}")
+    try:
+        if {"ttft", "claim", "idle"} & set(options.parts):
+            _measure_kvloop(options, seed, samples, rows, failures)
+        if "router" in options.parts:
+            rows += _router_rows(options)
+        if "ttft" in options.parts:
+            _measure_upstream(options, seed, samples, failures)
+    except KeyboardInterrupt:
+        failures.append("the rest: interrupted")
     if "ttft" in options.parts:
-        _measure_upstream(options, seed, samples, failures)
         rows = ttft.rows(samples, options.sizes) + rows
-    if "router" in options.parts:
-        rows += _router_rows(options)
     return rows, failures
+
+
+def _measure_kvloop(
+    options: Options, seed: str, samples: ttft.Samples, rows: list[Row], failures: list[str]
+) -> None:
+    try:
+        with Stack(_config(options), say=_say) as stack:
+            for part in options.parts:
+                _measure_on(stack, part, options, seed, samples, rows, failures)
+    except (UserError, OSError) as error:
+        failures.append(f"kvloop's engines: {error}")
 
 
 def _measure_on(
@@ -109,7 +131,7 @@ def _measure_on(
     try:
         if part == "ttft":
             bench = ttft.Bench(stack, ttft.kvloop_ways(stack), seed, _say)
-            bench.run(options.sizes, options.repetitions, samples)
+            bench.run(options.sizes, options.samples_of, samples)
         elif part == "claim":
             effort = claim.Effort(100, 20, 570) if quick else claim.Effort()
             rows += claim.measure(stack, seed, effort, _say)
@@ -127,7 +149,9 @@ def _measure_upstream(options: Options, seed: str, samples: ttft.Samples, failur
             with Stack(config, say=_say) as stack:
                 way = ttft.Way(name, stack.url, returns=True, names_reuse=False)
                 ttft.Bench(stack, (way,), f"{seed} {name}", _say).run(
-                    options.sizes, options.repetitions, samples
+                    options.sizes,
+                    lambda tokens: min(options.samples_of(tokens), UPSTREAM_MOST_REPETITIONS),
+                    samples,
                 )
         except (UserError, OSError) as error:
             failures.append(f"{name}: {error}")
@@ -182,7 +206,9 @@ def _options(words: list[str] | None) -> Options:
     parser.add_argument(
         "--sizes", metavar="TOKENS", help="comma-separated prompt sizes (default: 570,1900,5600)"
     )
-    parser.add_argument("--repetitions", type=int, metavar="COUNT", help="samples per figure (default: 3)")
+    parser.add_argument(
+        "--repetitions", type=int, metavar="COUNT", help="samples per figure (default: 3 to 9)"
+    )
     parser.add_argument("--quick", action="store_true", help="the smallest size, once: to see that it runs")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there too")
     args = parser.parse_args(words)
@@ -191,12 +217,11 @@ def _options(words: list[str] | None) -> Options:
         parser.error(f"--only takes parts of {','.join(PARTS)}, not {args.only}")
     all_sizes = tuple(ttft.LEAST_SPEED_UP)
     sizes = tuple(int(size) for size in args.sizes.split(",")) if args.sizes else all_sizes
-    repetitions = args.repetitions or (QUICK_REPETITIONS if args.quick else REPETITIONS)
     return Options(
         model=args.model,
         parts=tuple(part for part in PARTS if part in parts),
         sizes=sizes[:1] if args.quick and not args.sizes else sizes,
-        repetitions=repetitions,
+        repetitions=args.repetitions,
         is_quick=args.quick,
         json_path=args.json,
     )

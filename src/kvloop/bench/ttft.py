@@ -100,8 +100,8 @@ class Bench:
         self._count: Count = counter(stack.prefill[0].url, self._model)
         self._taken = 0
 
-    def run(self, sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
-        """Take `repetitions` samples per size of every way, the order turning round each time.
+    def run(self, sizes: Sequence[int], repetitions: Callable[[int], int], samples: Samples) -> None:
+        """Take `repetitions(tokens)` samples per size of every way, the order turning round each time.
 
         The first conversation pays for handshakes and is thrown away. Raises `UserError` after too many
         samples that were not what they claim.
@@ -109,7 +109,7 @@ class Bench:
         self._conversation(min(sizes), self._ways, Samples())
         for tokens in sizes:
             discarded, done = 0, 0
-            while done < repetitions:
+            while done < repetitions(tokens):
                 ways = self._ways if done % 2 == 0 else self._ways[::-1]
                 try:
                     self._conversation(tokens, ways, samples)
