@@ -35,16 +35,18 @@ class Handle:
 class LeaseRef:
     """What a router needs of a handle: which lease, of which run of which engine, and where to reach it.
 
-    address: the engine's control host and port. token_count: tokens whose KV is held.
+    address: the engine's control host and port. token_count: tokens whose KV is held. term_ms: how long it
+    lasts without a renewal, from when the handle was made.
     """
 
     lease_id: str
     incarnation: str
     address: tuple[str, int]
     token_count: int
+    term_ms: int
 
     @classmethod
     def of(cls, handle: Handle) -> "LeaseRef":
         """The lease that `handle` names."""
         address = (handle.control_host, handle.control_port)
-        return cls(handle.lease_id, handle.incarnation, address, handle.token_count)
+        return cls(handle.lease_id, handle.incarnation, address, handle.token_count, handle.expires_in_ms)

@@ -1,0 +1,289 @@
+"""Which leases a router renews, and for how long: as long as a return is worth the memory.
+
+A lease lasts one term and no longer by itself, so a router that is dead or cut off frees everything within
+one term (Gray and Cheriton, Leases, SOSP 1989), and several may renew the same one. This machine knows every
+lease that its router has filed. Each has a *wait* while its conversation is away, from which `ReturnModel`
+learns, and a *horizon* at which it is let go: the model's, or the client's own wish. A lease that was let go
+stays known until the TTL since its last use: what returns after all is learned from, too, and its blocks may
+still be there.
+
+`due` says what to send. Renewals fall due on ticks that all leases share, so that an engine gets one message
+for all of its leases; drops are gathered for a second. Nothing here waits for an answer: a renewal that was
+lost is repeated on the next tick, and a term lasts several.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from kvloop.core.deadline import Deadlines
+from kvloop.core.handle import LeaseRef
+from kvloop.core.keeper_state import (
+    AWAY,
+    FINAL,
+    HELD,
+    Entry,
+    KeeperCounts,
+    KeeperTimes,
+    KeptEvent,
+    KeptState,
+    SendDrop,
+    SendRenew,
+)
+from kvloop.core.returns import PERMILLE, Ending, ReturnModel
+
+__all__ = ["Ending", "Keeper", "KeeperCounts", "KeeperTimes", "LeaseRef", "SendDrop", "SendRenew"]
+
+MAX_LEASES = 100_000  # as many as one decode engine holds
+_NS_PER_MS = 1_000_000
+
+
+class Keeper:
+    """All leases that one router has filed. Times are nanoseconds of one monotonic clock."""
+
+    def __init__(
+        self, model: ReturnModel, times: KeeperTimes, *, fixed: bool = False, max_leases: int = MAX_LEASES
+    ) -> None:
+        """`fixed`: keep every lease for the TTL, whatever the model says."""
+        if max_leases <= 0:
+            raise ValueError("the bound must be positive")
+        self.model = model
+        self.times = times
+        self.fixed = fixed
+        self.max_leases = max_leases
+        self.counts = KeeperCounts()
+        self._entries: OrderedDict[str, Entry] = OrderedDict()  # least recently used first
+        self._held = 0
+        self._due = Deadlines()
+        self._drops: OrderedDict[str, LeaseRef] = OrderedDict()
+        self._drops_due_ns = 0
+
+    def __len__(self) -> int:
+        """Leases that are known, let go or not."""
+        return len(self._entries)
+
+    @property
+    def held(self) -> int:
+        """Leases that are renewed."""
+        return self._held
+
+    def filed(
+        self, ref: LeaseRef, caller: str, ending: Ending, now_ns: int, keep_ns: int | None = None
+    ) -> None:
+        """A turn has ended and left this lease. `keep_ns`: the client's wish, 0 to let go at once."""
+        self._leave(ref.lease_id, now_ns)
+        self._drops.pop(ref.lease_id, None)
+        wish_ns = None if keep_ns is None else now_ns + min(keep_ns, self.times.ttl_ns)
+        term_ns = ref.term_ms * _NS_PER_MS
+        renew_ns = min(self._next_tick(now_ns), now_ns + term_ns // 2)
+        entry = Entry(ref, caller, ending, now_ns, now_ns + term_ns, renew_ns, wish_ns)
+        self._entries[ref.lease_id] = entry
+        self._held += 1
+        self.counts.filed += 1
+        self._plan(entry, now_ns)
+        if len(self._entries) > self.max_leases:
+            self.counts.evicted += 1
+            self._leave(next(iter(self._entries)), now_ns)
+
+    def used(self, lease_id: str, now_ns: int) -> None:
+        """A turn that goes on from this lease has begun and may claim it. Each `used` has its `done`."""
+        entry = self._entries.get(lease_id)
+        if entry is None:
+            return
+        if entry.state in AWAY:
+            self.model.returned(entry.caller, entry.ending, entry.seen_ns, self._age(entry, now_ns))
+            self.counts.returned += 1
+        if entry.state is KeptState.LET_GO:  # the claim may bring it back, for a term
+            entry.deadline_ns = max(entry.deadline_ns, now_ns + entry.ref.term_ms * _NS_PER_MS)
+            entry.renew_ns = self._next_tick(now_ns)
+        self._move(entry, KeptEvent.USE)
+        self._drops.pop(lease_id, None)
+        entry.in_flight += 1
+        entry.since_ns = max(entry.since_ns, now_ns)
+        self._entries.move_to_end(lease_id)
+        self._due.set(lease_id, max(now_ns, entry.renew_ns))
+
+    def done(self, lease_id: str, now_ns: int) -> None:
+        """That turn needs the lease no more: what it could take from it it has, or it has failed."""
+        entry = self._entries.get(lease_id)
+        if entry is None or not entry.in_flight:
+            return
+        entry.in_flight -= 1
+        if entry.in_flight:
+            return
+        entry.since_ns = max(entry.since_ns, now_ns)
+        entry.seen_ns = 0
+        entry.ending = Ending.AGAIN
+        self._move(entry, KeptEvent.DONE)
+        if entry.state in FINAL:
+            self._drop(entry, now_ns)
+            self._forget(entry)
+        else:
+            self._plan(entry, now_ns)
+
+    def ended(self, lease_id: str, now_ns: int) -> None:
+        """Nothing leads to this lease any more: dropped as soon as no turn in flight may claim it."""
+        entry = self._entries.get(lease_id)
+        if entry is None or entry.state is KeptState.ENDING:
+            return
+        self.counts.superseded += 1
+        if entry.state in AWAY:
+            if entry.state in HELD:
+                self._drop(entry, now_ns)
+            self._broken_off(entry, now_ns)
+        self._move(entry, KeptEvent.END)
+        if entry.state in FINAL:
+            self._forget(entry)
+
+    def gone(self, lease_ids: Iterable[str], now_ns: int) -> None:
+        """Their engine knows these leases no more."""
+        for lease_id in lease_ids:
+            self.counts.lost += lease_id in self._entries
+            self._leave(lease_id, now_ns)
+
+    def soft(self, lease_ids: Iterable[str], now_ns: int) -> None:
+        """Their engine holds these leases no more, but their handles may still be good for something."""
+        for lease_id in lease_ids:
+            entry = self._entries.get(lease_id)
+            if entry is not None and entry.state is KeptState.WAITING:
+                self.counts.lost += 1
+                self._move(entry, KeptEvent.LOSE)
+                self._plan(entry, now_ns)
+
+    def next_due_ns(self) -> int | None:
+        """When `due` will next have something to do, or None."""
+        looks_ns = self._due.next_ns()
+        if not self._drops:
+            return looks_ns
+        return self._drops_due_ns if looks_ns is None else min(looks_ns, self._drops_due_ns)
+
+    def due(self, now_ns: int, limit: int) -> list[SendRenew | SendDrop]:
+        """What to send now, after looking at `limit` leases at most. While `next_due_ns` is past: again."""
+        renewals: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+        for _ in range(limit):
+            lease_id = self._due.pop_due(now_ns)
+            if lease_id is None:
+                break
+            entry = self._entries[lease_id]
+            renewal = self._look_at(entry, now_ns)
+            if renewal is not None:
+                renewals.setdefault(entry.ref.address, []).append(renewal)
+        drops: dict[tuple[str, int], list[str]] = {}
+        if self._drops and now_ns >= self._drops_due_ns:
+            for _ in range(min(limit, len(self._drops))):
+                lease_id, ref = self._drops.popitem(last=False)
+                self.counts.dropped += 1
+                drops.setdefault(ref.address, []).append(lease_id)
+        return [
+            *(SendRenew(address, tuple(leases)) for address, leases in renewals.items()),
+            *(SendDrop(address, tuple(lease_ids)) for address, lease_ids in drops.items()),
+        ]
+
+    def check_integrity(self) -> None:
+        """AssertionError where the keeper contradicts itself."""
+        self.model.check_integrity()
+        self._due.check_integrity()
+        assert len(self._entries) <= self.max_leases
+        assert self._held == sum(entry.state in HELD for entry in self._entries.values())
+        for lease_id, entry in self._entries.items():
+            assert entry.ref.lease_id == lease_id
+            assert entry.state not in FINAL, "a forgotten lease is still known"
+            assert (entry.state in AWAY) is (entry.in_flight == 0), "a turn in flight is miscounted"
+            assert lease_id in self._due or entry.in_flight, "a lease that nobody will look at again"
+            assert lease_id not in self._drops or entry.state is KeptState.LET_GO, "dropped, and held"
+        assert set(self._due) <= self._entries.keys()
+        assert len(self._drops) <= self.max_leases
+
+    def _look_at(self, entry: Entry, now_ns: int) -> tuple[str, int, int] | None:
+        """What has become of a lease; the renewal that it needs, or None."""
+        age_ns = self._age(entry, now_ns)
+        if entry.state in AWAY:
+            self.model.waited(entry.caller, entry.ending, entry.seen_ns, age_ns)
+            entry.seen_ns = max(entry.seen_ns, age_ns)
+            if age_ns >= self.times.ttl_ns:
+                self.counts.expired += 1
+                self._move(entry, KeptEvent.FORGET)
+                self._forget(entry)
+                return None
+        until_ns = self._keep_until(entry, now_ns)
+        renewal = None
+        if entry.state in HELD and until_ns > now_ns >= entry.renew_ns:
+            entry.renew_ns = self._next_tick(now_ns)
+            if entry.deadline_ns < until_ns:
+                term_ns = min(self.times.term_ns, entry.since_ns + self.times.ttl_ns - now_ns)
+                entry.deadline_ns = max(entry.deadline_ns, now_ns + term_ns)
+                self.counts.renewed += 1
+                renewal = (entry.ref.lease_id, term_ns, self._chance(entry, age_ns, now_ns))
+        self._plan(entry, now_ns)
+        return renewal
+
+    def _plan(self, entry: Entry, now_ns: int) -> None:
+        """Let a lease go if that is best, and say when to look at it again."""
+        until_ns = self._keep_until(entry, now_ns)
+        end_ns = entry.since_ns + self.times.ttl_ns
+        if entry.state is KeptState.WAITING and until_ns <= now_ns:
+            self.counts.let_go += 1
+            self._move(entry, KeptEvent.LET_GO)
+            self._drop(entry, now_ns)
+        if entry.state is KeptState.LET_GO:
+            again_ns = now_ns + max(self._age(entry, now_ns), self.times.interval_ns)
+            self._due.set(entry.ref.lease_id, min(again_ns, end_ns))
+        elif entry.state is KeptState.WAITING:
+            renew_ns = max(now_ns + 1, entry.renew_ns) if entry.deadline_ns < until_ns else until_ns
+            self._due.set(entry.ref.lease_id, min(renew_ns, until_ns, end_ns))
+        elif until_ns > now_ns:
+            self._due.set(entry.ref.lease_id, max(now_ns + 1, entry.renew_ns))
+
+    def _keep_until(self, entry: Entry, now_ns: int) -> int:
+        """When to let a lease go, or to stop renewing one that is in use; `now_ns` or before: now."""
+        if entry.in_flight or self.fixed:
+            return entry.since_ns + self.times.ttl_ns
+        if entry.wish_until_ns is not None:
+            return entry.wish_until_ns
+        age_ns = self._age(entry, now_ns)
+        return entry.since_ns + min(
+            self.model.keep_until(entry.caller, entry.ending, age_ns), self.times.ttl_ns
+        )
+
+    def _chance(self, entry: Entry, age_ns: int, now_ns: int) -> int:
+        if entry.in_flight or (entry.wish_until_ns is not None and entry.wish_until_ns > now_ns):
+            return PERMILLE
+        return self.model.chance(entry.caller, entry.ending, age_ns, self.times.ttl_ns)
+
+    def _age(self, entry: Entry, now_ns: int) -> int:
+        return max(0, now_ns - entry.since_ns)
+
+    def _next_tick(self, now_ns: int) -> int:
+        """The first tick after `now_ns`."""
+        return (now_ns // self.times.interval_ns + 1) * self.times.interval_ns
+
+    def _drop(self, entry: Entry, now_ns: int) -> None:
+        """Tell decode, unless the lease has expired there by itself."""
+        if entry.deadline_ns <= now_ns:
+            return
+        if not self._drops:
+            self._drops_due_ns = (now_ns // self.times.drop_every_ns + 1) * self.times.drop_every_ns
+        self._drops[entry.ref.lease_id] = entry.ref
+        if len(self._drops) > self.max_leases:
+            self._drops.popitem(last=False)
+
+    def _broken_off(self, entry: Entry, now_ns: int) -> None:
+        self.model.broken_off(entry.caller, entry.ending, entry.seen_ns, self._age(entry, now_ns))
+
+    def _leave(self, lease_id: str, now_ns: int) -> None:
+        """Forget a lease, if it is known, as what it waited for will not be seen."""
+        entry = self._entries.get(lease_id)
+        if entry is None:
+            return
+        if entry.state in AWAY:
+            self._broken_off(entry, now_ns)
+        self._move(entry, KeptEvent.FORGET)
+        self._forget(entry)
+
+    def _move(self, entry: Entry, event: KeptEvent) -> None:
+        was_held = entry.state in HELD
+        entry.move(event)
+        self._held += (entry.state in HELD) - was_held
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[entry.ref.lease_id]
+        self._due.discard(entry.ref.lease_id)

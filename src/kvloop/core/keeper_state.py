@@ -1,0 +1,135 @@
+"""What a keeper knows of a lease, what it sends, and what it counts.
+
+The table is the machine: a pair that is not in it is an illegal move. A lease is held while it is WAITING or
+USED: it is renewed. LET_GO is watched only, for it may return after all. ENDING has to be held until the
+turns in flight are through with it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvloop.core.handle import LeaseRef
+from kvloop.core.returns import Ending
+
+NS_PER_S = 1_000_000_000
+
+
+class KeptState(StrEnum):
+    """Where a filed lease stands with its router. FORGOTTEN is final."""
+
+    WAITING = "waiting"
+    USED = "used"
+    LET_GO = "let_go"
+    ENDING = "ending"
+    FORGOTTEN = "forgotten"
+
+
+class KeptEvent(StrEnum):
+    """What can happen to it. DONE: the last turn that uses it is through; FORGET: too old, gone, no room."""
+
+    USE = "use"
+    DONE = "done"
+    LET_GO = "let_go"
+    LOSE = "lose"
+    END = "end"
+    FORGET = "forget"
+
+
+TRANSITIONS: dict[tuple[KeptState, KeptEvent], KeptState] = {
+    (KeptState.WAITING, KeptEvent.USE): KeptState.USED,
+    (KeptState.WAITING, KeptEvent.LET_GO): KeptState.LET_GO,
+    (KeptState.WAITING, KeptEvent.LOSE): KeptState.LET_GO,
+    (KeptState.WAITING, KeptEvent.END): KeptState.FORGOTTEN,
+    (KeptState.WAITING, KeptEvent.FORGET): KeptState.FORGOTTEN,
+    (KeptState.LET_GO, KeptEvent.USE): KeptState.USED,
+    (KeptState.LET_GO, KeptEvent.END): KeptState.FORGOTTEN,
+    (KeptState.LET_GO, KeptEvent.FORGET): KeptState.FORGOTTEN,
+    (KeptState.USED, KeptEvent.USE): KeptState.USED,
+    (KeptState.USED, KeptEvent.DONE): KeptState.WAITING,
+    (KeptState.USED, KeptEvent.END): KeptState.ENDING,
+    (KeptState.USED, KeptEvent.FORGET): KeptState.FORGOTTEN,
+    (KeptState.ENDING, KeptEvent.USE): KeptState.ENDING,
+    (KeptState.ENDING, KeptEvent.DONE): KeptState.FORGOTTEN,
+    (KeptState.ENDING, KeptEvent.FORGET): KeptState.FORGOTTEN,
+}
+INITIAL = KeptState.WAITING
+FINAL = frozenset({KeptState.FORGOTTEN})
+HELD = frozenset({KeptState.WAITING, KeptState.USED, KeptState.ENDING})
+AWAY = frozenset(
+    {KeptState.WAITING, KeptState.LET_GO}
+)  # no turn of ours uses it: its conversation is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperTimes:
+    """How long leases are kept, in nanoseconds.
+
+    interval: between two renewals. term: how long each lets a lease last, several intervals, so that one may
+    be lost. ttl: the longest that a lease is kept since its last use. drop_every: how long drops are
+    gathered into one message.
+    """
+
+    interval_ns: int = 20 * NS_PER_S
+    term_ns: int = 60 * NS_PER_S
+    ttl_ns: int = 480 * NS_PER_S
+    drop_every_ns: int = NS_PER_S
+
+    def __post_init__(self) -> None:
+        if min(self.interval_ns, self.term_ns, self.ttl_ns, self.drop_every_ns) <= 0:
+            raise ValueError("times must be positive")
+        if self.term_ns <= self.interval_ns:
+            raise ValueError("a term has to outlast the interval between two renewals")
+
+
+@dataclass(frozen=True, slots=True)
+class SendRenew:
+    """Ask the engine at `address` to renew: (lease id, term in ns, chance of return in permille) for each."""
+
+    address: tuple[str, int]
+    leases: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendDrop:
+    """Tell the engine at `address` that these leases may go."""
+
+    address: tuple[str, int]
+    lease_ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class KeeperCounts:
+    """Leases since the keeper was made; renewed counts each renewal."""
+
+    filed: int = 0
+    returned: int = 0
+    renewed: int = 0
+    let_go: int = 0
+    dropped: int = 0
+    superseded: int = 0
+    lost: int = 0
+    expired: int = 0
+    evicted: int = 0
+
+
+@dataclass(slots=True)
+class Entry:
+    """A filed lease. `since_ns` is its last use, and where its wait began; `seen_ns` is the age up to which
+    the model knows of that wait. `deadline_ns`: when decode will let it expire, as far as is known.
+    `wish_until_ns`: the client's.
+    """
+
+    ref: LeaseRef
+    caller: str
+    ending: Ending
+    since_ns: int
+    deadline_ns: int
+    renew_ns: int
+    wish_until_ns: int | None
+    state: KeptState = INITIAL
+    seen_ns: int = 0
+    in_flight: int = 0
+
+    def move(self, event: KeptEvent) -> None:
+        """The table's move."""
+        self.state = TRANSITIONS[self.state, event]

@@ -1,0 +1,79 @@
+"""What a router renews, drops and lets go, lease by lease."""
+
+import pytest
+
+from kvloop.core.handle import LeaseRef
+from kvloop.core.keeper import Ending, Keeper, KeeperTimes, SendDrop, SendRenew
+from kvloop.core.returns import ReturnModel
+
+S = 1_000_000_000
+ADDRESS = ("d0", 5570)
+TIMES = KeeperTimes()
+
+
+def make_keeper(**options: object) -> Keeper:
+    """A keeper whose model knows nothing yet."""
+    return Keeper(ReturnModel(TIMES.ttl_ns, 100 * S), TIMES, **options)  # type: ignore[arg-type]
+
+
+def ref(name: str, address: tuple[str, int] = ADDRESS) -> LeaseRef:
+    """A lease of 100 tokens and a term of a minute."""
+    return LeaseRef(name, "i1", address, 100, 60_000)
+
+
+def sent(keeper: Keeper, until_s: float, limit: int = 1000) -> list[tuple[float, SendRenew | SendDrop]]:
+    """All that is sent until then, with when."""
+    sends: list[tuple[float, SendRenew | SendDrop]] = []
+    while (due_ns := keeper.next_due_ns()) is not None and due_ns <= until_s * S:
+        sends += [(due_ns / S, send) for send in keeper.due(due_ns, limit)]
+        keeper.check_integrity()
+    return sends
+
+
+def test_a_fixed_keeper_renews_until_the_ttl() -> None:
+    """On every tick, all of an engine's leases in one message, and never past the TTL since the last use."""
+    keeper = make_keeper(fixed=True)
+    for number in range(3):
+        keeper.filed(ref(f"l{number}"), "t", Ending.STOP, number * S)
+    sends = sent(keeper, 10_000)
+    assert [at_s for at_s, _ in sends][:3] == [20, 40, 60]
+    for at_s, send in sends:
+        assert isinstance(send, SendRenew)
+        assert send.address == ADDRESS
+        for lease_id, term_ns, _ in send.leases:
+            assert at_s * S + term_ns <= int(lease_id[1:]) * S + TIMES.ttl_ns
+    assert len(sends[0][1].leases) == 3  # type: ignore[union-attr]
+    assert len(keeper) == keeper.held == 0
+    assert keeper.counts.expired == 3
+
+
+def test_a_client_may_have_it_let_go_at_once() -> None:
+    """A wish of 0 seconds: the lease is dropped within a second, and never renewed."""
+    keeper = make_keeper()
+    keeper.filed(ref("l"), "t", Ending.TOOL_CALLS, 0, keep_ns=0)
+    assert keeper.held == 0
+    assert sent(keeper, 10_000) == [(1.0, SendDrop(ADDRESS, ("l",)))]
+
+
+def test_what_is_superseded_is_dropped_when_nobody_uses_it() -> None:
+    """A fork in flight keeps the lease; the last one that is through with it lets it go."""
+    keeper = make_keeper(fixed=True)
+    keeper.filed(ref("l"), "t", Ending.STOP, 0)
+    keeper.used("l", S)
+    keeper.used("l", 2 * S)
+    keeper.done("l", 3 * S)
+    keeper.ended("l", 3 * S)
+    assert sent(keeper, 10) == []
+    keeper.done("l", 10 * S)
+    assert sent(keeper, 100) == [(11.0, SendDrop(ADDRESS, ("l",)))]
+    assert len(keeper) == 0
+
+
+def test_bounds_must_be_positive() -> None:
+    """A keeper without room or time is a mistake in the configuration."""
+    with pytest.raises(ValueError, match="positive"):
+        make_keeper(max_leases=0)
+    with pytest.raises(ValueError, match="positive"):
+        KeeperTimes(ttl_ns=0)
+    with pytest.raises(ValueError, match="outlast"):
+        KeeperTimes(term_ns=20 * S)
