@@ -69,6 +69,39 @@ def test_what_is_superseded_is_dropped_when_nobody_uses_it() -> None:
     assert len(keeper) == 0
 
 
+def test_what_only_shares_a_part_is_no_return() -> None:
+    """It holds the lease while it is in flight; the wait for the conversation itself goes on as it was."""
+    keeper = make_keeper(fixed=True)
+    keeper.filed(ref("l"), "t", Ending.STOP, 0)
+    keeper.used("l", S, returns=False)
+    keeper.used("l", 2 * S, returns=False)
+    assert keeper.counts.returned == 0
+    keeper.done("l", 3 * S)
+    assert sent(keeper, 60)[0] == (20.0, SendRenew(ADDRESS, (("l", TIMES.term_ns, 1000),)))
+    keeper.done("l", 61 * S)
+    keeper.used("l", 62 * S, returns=False)
+    keeper.used("l", 63 * S)
+    keeper.used("l", 64 * S)
+    keeper.check_integrity()
+    assert keeper.counts.returned == 1
+    seen = keeper.model._everybody[Ending.STOP]
+    assert sum(seen.returns) == 16
+    assert seen.returns[keeper.model._bin(63 * S)] == 16, "the wait did not begin when the turn was filed"
+
+
+def test_what_shares_a_part_keeps_a_superseded_lease_too() -> None:
+    """Dropped when the fork is through; the wait that was broken off is learned from once."""
+    keeper = make_keeper(fixed=True)
+    keeper.filed(ref("l"), "t", Ending.STOP, 0)
+    keeper.used("l", S, returns=False)
+    keeper.ended("l", 2 * S)
+    assert sent(keeper, 10) == []
+    keeper.done("l", 10 * S)
+    assert sent(keeper, 100) == [(11.0, SendDrop(ADDRESS, ("l",)))]
+    assert len(keeper) == 0
+    assert sum(keeper.model._everybody[Ending.STOP].exposure) == 16 * keeper.model._bin(2 * S) + 8
+
+
 def test_bounds_must_be_positive() -> None:
     """A keeper without room or time is a mistake in the configuration."""
     with pytest.raises(ValueError, match="positive"):

@@ -84,21 +84,27 @@ class Keeper:
             self.counts.evicted += 1
             self._leave(next(iter(self._entries)), now_ns)
 
-    def used(self, lease_id: str, now_ns: int) -> None:
-        """A turn that goes on from this lease has begun and may claim it. Each `used` has its `done`."""
+    def used(self, lease_id: str, now_ns: int, returns: bool = True) -> None:
+        """A turn that goes on from this lease has begun and may claim it. Each `used` has its `done`.
+
+        `returns`: it goes on from all of the lease's turn, and the wait is over. Else it shares a part only (a
+        system prompt, a history that forked off), and the wait goes on.
+        """
         entry = self._entries.get(lease_id)
         if entry is None:
             return
-        if entry.state in AWAY:
+        if returns and entry.waits:
             self.model.returned(entry.caller, entry.ending, entry.seen_ns, self._age(entry, now_ns))
             self.counts.returned += 1
+            entry.waits = False
         if entry.state is KeptState.LET_GO:  # the claim may bring it back, for a term
             entry.deadline_ns = max(entry.deadline_ns, now_ns + entry.ref.term_ms * _NS_PER_MS)
             entry.renew_ns = self._next_tick(now_ns)
         self._move(entry, KeptEvent.USE)
         self._drops.pop(lease_id, None)
         entry.in_flight += 1
-        entry.since_ns = max(entry.since_ns, now_ns)
+        if not entry.waits:
+            entry.since_ns = max(entry.since_ns, now_ns)
         self._entries.move_to_end(lease_id)
         self._due.set(lease_id, max(now_ns, entry.renew_ns))
 
@@ -110,9 +116,11 @@ class Keeper:
         entry.in_flight -= 1
         if entry.in_flight:
             return
-        entry.since_ns = max(entry.since_ns, now_ns)
-        entry.seen_ns = 0
-        entry.ending = Ending.AGAIN
+        if not entry.waits:
+            entry.waits = True
+            entry.since_ns = max(entry.since_ns, now_ns)
+            entry.seen_ns = 0
+            entry.ending = Ending.AGAIN
         self._move(entry, KeptEvent.DONE)
         if entry.state in FINAL:
             self._drop(entry, now_ns)
@@ -126,10 +134,9 @@ class Keeper:
         if entry is None or entry.state is KeptState.ENDING:
             return
         self.counts.superseded += 1
-        if entry.state in AWAY:
-            if entry.state in HELD:
-                self._drop(entry, now_ns)
-            self._broken_off(entry, now_ns)
+        if entry.state is KeptState.WAITING:
+            self._drop(entry, now_ns)
+        self._broken_off(entry, now_ns)
         self._move(entry, KeptEvent.END)
         if entry.state in FINAL:
             self._forget(entry)
@@ -188,6 +195,7 @@ class Keeper:
             assert entry.ref.lease_id == lease_id
             assert entry.state not in FINAL, "a forgotten lease is still known"
             assert (entry.state in AWAY) is (entry.in_flight == 0), "a turn in flight is miscounted"
+            assert entry.waits or entry.state not in AWAY, "a conversation that is away, and not waited for"
             assert lease_id in self._due or entry.in_flight, "a lease that nobody will look at again"
             assert lease_id not in self._drops or entry.state is KeptState.LET_GO, "dropped, and held"
         assert set(self._due) <= self._entries.keys()
@@ -267,15 +275,16 @@ class Keeper:
             self._drops.popitem(last=False)
 
     def _broken_off(self, entry: Entry, now_ns: int) -> None:
-        self.model.broken_off(entry.caller, entry.ending, entry.seen_ns, self._age(entry, now_ns))
+        if entry.waits:
+            self.model.broken_off(entry.caller, entry.ending, entry.seen_ns, self._age(entry, now_ns))
+            entry.waits = False
 
     def _leave(self, lease_id: str, now_ns: int) -> None:
         """Forget a lease, if it is known, as what it waited for will not be seen."""
         entry = self._entries.get(lease_id)
         if entry is None:
             return
-        if entry.state in AWAY:
-            self._broken_off(entry, now_ns)
+        self._broken_off(entry, now_ns)
         self._move(entry, KeptEvent.FORGET)
         self._forget(entry)
 

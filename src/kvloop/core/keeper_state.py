@@ -116,7 +116,7 @@ class KeeperCounts:
 class Entry:
     """A filed lease. `since_ns` is its last use, and where its wait began; `seen_ns` is the age up to which
     the model knows of that wait. `deadline_ns`: when decode will let it expire, as far as is known.
-    `wish_until_ns`: the client's.
+    `wish_until_ns`: the client's. `waits`: its conversation is not back, whatever forked off from it.
     """
 
     ref: LeaseRef
@@ -129,6 +129,7 @@ class Entry:
     state: KeptState = INITIAL
     seen_ns: int = 0
     in_flight: int = 0
+    waits: bool = True
 
     def move(self, event: KeptEvent) -> None:
         """The table's move."""
