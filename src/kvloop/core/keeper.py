@@ -87,8 +87,8 @@ class Keeper:
     def used(self, lease_id: str, now_ns: int, returns: bool = True) -> None:
         """A turn that goes on from this lease has begun and may claim it. Each `used` has its `done`.
 
-        `returns`: it goes on from all of the lease's turn, and the wait is over. Else it shares a part only (a
-        system prompt, a history that forked off), and the wait goes on.
+        `returns`: it goes on from all of the lease's turn, and the wait is over. Else it shares a part only
+        (a system prompt, a history that forked off), and the wait goes on.
         """
         entry = self._entries.get(lease_id)
         if entry is None:
