@@ -1,0 +1,47 @@
+"""Virtual time: what is to happen, in order, and nothing between.
+
+A discrete-event simulation on a binary heap. What happens at the same nanosecond happens in the order in
+which it was planned, so one plan has one history.
+"""
+
+import heapq
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Loop:
+    """The events to come. `now_ns` is the time of the one that happens."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self._heap: list[tuple[int, int, Action]] = []
+        self._planned = 0
+
+    def __len__(self) -> int:
+        """Events to come."""
+        return len(self._heap)
+
+    def at(self, time_ns: int, action: Action) -> None:
+        """Let `action` happen at `time_ns`, or now, if that has passed."""
+        self._planned += 1
+        heapq.heappush(self._heap, (max(time_ns, self.now_ns), self._planned, action))
+
+    def after(self, delay_ns: int, action: Action) -> None:
+        """Let `action` happen in so many nanoseconds."""
+        self.at(self.now_ns + delay_ns, action)
+
+    def step(self) -> bool:
+        """Let the next event happen. False if there is none."""
+        if not self._heap:
+            return False
+        self.now_ns, _, action = heapq.heappop(self._heap)
+        action()
+        return True
+
+    def run(self, until_ns: int | None = None) -> None:
+        """Let everything happen, or everything up to `until_ns`, which it is then."""
+        while self._heap and (until_ns is None or self._heap[0][0] <= until_ns):
+            self.step()
+        if until_ns is not None:
+            self.now_ns = max(self.now_ns, until_ns)

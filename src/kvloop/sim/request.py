@@ -1,0 +1,131 @@
+"""What goes into a simulated engine, and what comes out: values, no behaviour.
+
+Whoever drives an engine (an HTTP server, a simulation's event heap) carries these between it and the world:
+requests in, events out. Times are nanoseconds of the engine's own monotonic clock.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvloop.sim.text import Text
+from kvloop.wire.control import Message
+
+Address = tuple[str, int]  # of a control or side channel
+
+
+class Hop(StrEnum):
+    """What the router wants of a request: a prompt for another engine, an answer to it, or all of it."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ALONE = "alone"
+
+
+class Reason(StrEnum):
+    """Why an answer ended, in vLLM's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Where prefill keeps a prompt's KV until decode has read it. `cached_tokens`: of its turn's account."""
+
+    engine_id: str
+    incarnation: str
+    request_id: str
+    address: Address
+    blocks: tuple[int, ...]
+    token_count: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt. `salt` as in vLLM's `cache_salt`; `hop` None: nobody will come back for it.
+
+    `handle` is the text to read back from; `handover` is where to pull the prompt from; `retain` False asks
+    decode to keep nothing. `ends_at`: answer after so many tokens, None: where the model likes.
+    """
+
+    request_id: str
+    text: Text
+    max_tokens: int
+    salt: str = ""
+    hop: Hop | None = None
+    handle: object = None
+    handover: Handover | None = None
+    retain: bool = True
+    ends_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens of an answer, four bytes each, and how many prompt tokens had not to be computed here."""
+
+    request_id: str
+    data: bytes
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request has ended. `turn`, `handover`: prefill's account and its blocks; `handle`: decode's.
+
+    `wrong`: at some time it computed from KV that was not its own tokens'.
+    """
+
+    request_id: str
+    reason: Reason
+    wrong: bool
+    turn: dict[str, object] | None = None
+    handover: Handover | None = None
+    handle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message; an answer comes back to `hear` with `tag`, None wants none."""
+
+    address: Address
+    message: Message
+    tag: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartRead:
+    """Begin to read another engine's blocks, which takes `takes_ns`; then tell `read_ended` what they held.
+
+    `request_id` is the handover's whose blocks these are, None for blocks under a claim. Reading is what it
+    is on real hardware: what lies there is copied, without anybody being asked.
+    """
+
+    read_id: str
+    engine_id: str
+    incarnation: str
+    address: Address
+    request_id: str | None
+    blocks: tuple[int, ...]
+    takes_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """Tell prefill that its handover is not needed any more."""
+
+    engine_id: str
+    address: Address
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """A request has to wait for blocks, or lost its own, while so many are free."""
+
+    request_id: str
+    missing_blocks: int
+
+
+Event = Sampled | Finished | Send | StartRead | ReadDone | Starved
