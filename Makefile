@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 LOCKS  := requirements/engine.lock requirements/dev.lock
 STAMP  := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr -d ' ')
 
-.PHONY: help setup up demo test check bench-return clean
+.PHONY: help setup up demo test check bench-return bench-lease clean
 help:
 	@echo "make up            two engines, a router, a conversation; then serves until Ctrl-C"
 	@echo "make demo          the same, and exits after the conversation with a status"
 	@echo "make test          every test, real engines too (about 10 minutes on two cores)"
 	@echo "make check         lint, types, layers, tidiness (seconds)"
-	@echo "make bench-return  the figures of the README, with targets and verdicts (about 20 minutes)"
+	@echo "make bench-return  the figures of the README, with targets and verdicts (about 25 minutes)"
+	@echo "make bench-lease   what leases cost and bring, with targets and verdicts (about 20 minutes)"
 	@echo "make clean         removes the environment and caches"
 
 setup: $(STAMP)
@@ -48,6 +49,9 @@ check: setup
 
 bench-return: setup
 	@$(BIN)/python -m kvloop.bench.return_path
+
+bench-lease: setup
+	@$(BIN)/python -m kvloop.bench.lease
 
 clean:
 	@rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

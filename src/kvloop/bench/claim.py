@@ -98,7 +98,7 @@ def measure(stack: Stack, seed: str, effort: Effort, say: Callable[[str], None])
     deployment = Deployment(stack, seed)
     claim, filed = deployment.overhear(effort.prompt_tokens)
     with ControlClient(deployment.key, "127.0.0.1", deployment.control_port) as client:
-        idle = _round_trips(client, claim, effort.claims)
+        idle = round_trips(client, claim, effort.claims)
         busy = _while_generating(deployment, client, claim)
     say(f"claims: idle {spread(idle, 'ms')}, generating {spread(busy, 'ms')}")
     with_claim, without = _effect(deployment, filed, effort.pairs)
@@ -124,7 +124,8 @@ def measure(stack: Stack, seed: str, effort: Effort, say: Callable[[str], None])
     ]
 
 
-def _round_trips(client: ControlClient, claim: Claim, number: int) -> list[float]:
+def round_trips(client: ControlClient, claim: Claim, number: int) -> list[float]:
+    """Milliseconds of so many claims, each granted and released. Raises `UserError` for a refusal."""
     taken = []
     for _ in range(number):
         answer, took_ms = client.timed_ask(claim)
@@ -140,7 +141,7 @@ def _while_generating(deployment: Deployment, client: ControlClient, claim: Clai
     thread.start()
     taken: list[float] = []
     while thread.is_alive():
-        taken += _round_trips(client, claim, 1)
+        taken += round_trips(client, claim, 1)
         time.sleep(PACE_S)
     thread.join()
     return taken

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from kvloop.bench import claim, idle, ttft
 from kvloop.bench import router as router_bench
-from kvloop.bench.report import Bound, Row, Target, as_json, exit_status, table
+from kvloop.bench.report import Bound, Row, Target
+from kvloop.bench.run import conclude, say
 from kvloop.errors import UserError
 from kvloop.local.stack import Stack
 from kvloop.local.stack_config import StackConfig
@@ -62,13 +63,8 @@ def main(words: list[str] | None = None) -> int:
     began_s = time.monotonic()
     rows, failures = measure(options)
     minutes = (time.monotonic() - began_s) / 60
-    sys.stdout.write(f"\n{heading(options, minutes)}\n\n{table(rows)}")
-    for failure in failures:
-        sys.stdout.write(f"not measured: {failure}\n")
-    if options.json_path is not None:
-        facts: dict[str, object] = {"model": options.model, "minutes": minutes, "failures": failures}
-        options.json_path.write_text(as_json(rows, facts))
-    return 1 if failures else exit_status(rows)
+    facts: dict[str, object] = {"model": options.model, "minutes": minutes}
+    return conclude(heading(options, minutes), rows, failures, facts, options.json_path)
 
 
 def heading(options: Options, minutes: float) -> str:
@@ -111,7 +107,7 @@ def _measure_kvloop(
     options: Options, seed: str, samples: ttft.Samples, rows: list[Row], failures: list[str]
 ) -> None:
     try:
-        with Stack(_config(options), say=_say) as stack:
+        with Stack(_config(options), say=say) as stack:
             for part in options.parts:
                 _measure_on(stack, part, options, seed, samples, rows, failures)
     except (UserError, OSError) as error:
@@ -130,25 +126,25 @@ def _measure_on(
     quick = options.is_quick
     try:
         if part == "ttft":
-            bench = ttft.Bench(stack, ttft.kvloop_ways(stack), seed, _say)
+            bench = ttft.Bench(stack, ttft.kvloop_ways(stack), seed, say)
             bench.run(options.sizes, options.samples_of, samples)
         elif part == "claim":
             effort = claim.Effort(100, 20, 570) if quick else claim.Effort()
-            rows += claim.measure(stack, seed, effort, _say)
+            rows += claim.measure(stack, seed, effort, say)
         elif part == "idle":
-            rows += idle.measure(stack, seed, idle.Effort(settle_s=10.0) if quick else idle.Effort(), _say)
+            rows += idle.measure(stack, seed, idle.Effort(settle_s=10.0) if quick else idle.Effort(), say)
     except (UserError, OSError) as error:
         failures.append(f"{part}: {error}")
 
 
 def _measure_upstream(options: Options, seed: str, samples: ttft.Samples, failures: list[str]) -> None:
     for name, extra, env in ((ttft.UPSTREAM, AS_SHIPPED, UNPACED), (ttft.UPSTREAM_PACED, {}, {})):
-        _say(f"now {name}")
+        say(f"now {name}")
         config = _config(options, Connector.UPSTREAM, extra, env)
         try:
-            with Stack(config, say=_say) as stack:
+            with Stack(config, say=say) as stack:
                 way = ttft.Way(name, stack.url, returns=True, names_reuse=False)
-                ttft.Bench(stack, (way,), f"{seed} {name}", _say).run(
+                ttft.Bench(stack, (way,), f"{seed} {name}", say).run(
                     options.sizes,
                     lambda tokens: min(options.samples_of(tokens), UPSTREAM_MOST_REPETITIONS),
                     samples,
@@ -187,11 +183,6 @@ def _router_rows(options: Options) -> list[Row]:
         )
         for case in router_bench.measure(QUICK_PAIRS if options.is_quick else router_bench.DEFAULT_PAIRS)
     ]
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-    sys.stderr.flush()
 
 
 def _options(words: list[str] | None) -> Options:

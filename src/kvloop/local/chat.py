@@ -34,6 +34,15 @@ class TurnResult:
     reused_tokens: int | None
     cached_tokens: int | None
     first_token_s: float
+    last_token_s: float = 0.0
+    answer_tokens: int | None = None
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Seconds per output token after the first (vLLM's TPOT); None for an answer of fewer than two."""
+        if self.answer_tokens is None or self.answer_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.answer_tokens - 1)
 
     @property
     def computed_tokens(self) -> int | None:
@@ -90,7 +99,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _read(response: http.client.HTTPResponse, began_s: float) -> TurnResult:
-    text, first_token_s = "", 0.0
+    text, first_token_s, last_token_s = "", 0.0, 0.0
     usage: dict[str, Any] = {}
     for chunk in _chunks(response):
         if "error" in chunk:
@@ -98,8 +107,9 @@ def _read(response: http.client.HTTPResponse, began_s: float) -> TurnResult:
         usage = chunk.get("usage") or usage
         for choice in chunk.get("choices", []):
             piece = choice.get("delta", {}).get("content") or ""
-            if piece and not text:
-                first_token_s = time.monotonic() - began_s
+            if piece:
+                last_token_s = time.monotonic() - began_s
+                first_token_s = first_token_s or last_token_s
             text += piece
     if not text:
         raise UserError("the turn was answered without a word")
@@ -110,6 +120,8 @@ def _read(response: http.client.HTTPResponse, began_s: float) -> TurnResult:
         reused_tokens=_number(response.getheader("x-kvloop-reused-tokens")),
         cached_tokens=_number(response.getheader("x-kvloop-cached-tokens")),
         first_token_s=first_token_s,
+        last_token_s=last_token_s,
+        answer_tokens=usage.get("completion_tokens"),
     )
 
 

@@ -1,0 +1,104 @@
+"""The replay of sessions, on small ones whose outcome can be counted by hand."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from kvloop.bench.lease_replay import Policy, Replay
+from kvloop.bench.trace import UNIT_SEGMENTS, UNIT_TOKENS, TraceSession, TraceTurn, read_sessions
+from kvloop.core.returns import Ending
+from kvloop.errors import UserError
+
+AMPLE_TOKENS = 1000 * UNIT_TOKENS
+
+
+def turn(start_s: float, units: int, took_s: float = 1.0, answer_units: int = 0) -> TraceTurn:
+    """A turn whose prompt is the first so many of a session's units."""
+    output_tokens = answer_units * UNIT_TOKENS
+    return TraceTurn(start_s, took_s, tuple(range(units)), units * UNIT_TOKENS, output_tokens, Ending.STOP)
+
+
+def session(name: str, *turns: TraceTurn) -> TraceSession:
+    """A conversation of these turns."""
+    return TraceSession(name, turns)
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_turn_within_the_term_reuses_what_the_one_before_had(policy: Policy) -> None:
+    """Four units, then six ten seconds later: four are reused, whatever the policy."""
+    outcome = Replay([session("a", turn(0, 4), turn(11, 6))], policy, AMPLE_TOKENS).run()
+    assert (outcome.turns, outcome.turns_reusing) == (2, 1)
+    assert outcome.reused_tokens == 4 * UNIT_TOKENS
+
+
+def test_fixed_leases_are_held_until_superseded_or_for_the_ttl() -> None:
+    """Four units from second 1 to 12, where the next turn has ended, and six from then for 480 s."""
+    outcome = Replay([session("a", turn(0, 4), turn(11, 6))], Policy.FIXED, AMPLE_TOKENS).run()
+    assert outcome.held_token_s / UNIT_TOKENS == pytest.approx(4 * 11 + 6 * 480, abs=4 * 1.1)
+
+
+def test_upstream_pins_every_turn_for_the_ttl() -> None:
+    """Whatever follows: both turns, 480 s each."""
+    outcome = Replay([session("a", turn(0, 4), turn(11, 6))], Policy.UPSTREAM, AMPLE_TOKENS).run()
+    assert outcome.held_token_s / UNIT_TOKENS == pytest.approx(10 * 480)
+
+
+def test_adaptive_leases_of_conversations_that_never_return_cost_less() -> None:
+    """Two hundred single turns: far less is held than by fixed leases."""
+    singles = [session(f"{number}", turn(0, 4)) for number in range(200)]
+    held = {policy: Replay(singles, policy, AMPLE_TOKENS).run().held_token_s for policy in Policy}
+    assert held[Policy.ADAPTIVE] < held[Policy.FIXED] / 8
+    assert held[Policy.FIXED] == held[Policy.UPSTREAM]
+
+
+def test_what_was_given_back_early_is_reused_while_nobody_needed_it() -> None:
+    """A return after 200 s finds the blocks unchanged in an ample memory, and gone from a small one."""
+    late = session("a", turn(0, 4), turn(201, 6))
+    others = [session(f"{number}", turn(0, 4)) for number in range(400)]
+    ample = Replay([late, *others], Policy.ADAPTIVE, 10 * AMPLE_TOKENS).run()
+    small = Replay([late, *others], Policy.ADAPTIVE, 20 * UNIT_TOKENS).run()
+    assert ample.reused_tokens == ample.revived_tokens == 4 * UNIT_TOKENS
+    assert small.reused_tokens == 0
+
+
+def test_live_work_takes_leases_that_nobody_claims() -> None:
+    """Memory for three conversations, one begins every 90 s: from the fourth on, each takes a lease."""
+    singles = [session(f"{number}", turn(0, 4)) for number in range(40)]
+    outcome = Replay(singles, Policy.FIXED, 14 * UNIT_TOKENS).run()
+    assert (outcome.turns, outcome.reclaimed, outcome.starved) == (40, 37, 0)
+
+
+def test_sessions_do_not_share(tmp_path: Path) -> None:
+    """Equal ids of two sessions are different contents; a subagent's are a session of its own."""
+    runs = [[1, 2 * UNIT_SEGMENTS]]
+    request = {"t": 0.0, "type": "n", "in": 1024, "out": 5, "stop": "tool_use", "api_time": 1.0}
+    request |= {"hash_runs": runs}
+    later = request | {"t": 30.0, "stop": "end_turn"}
+    agent = {"t": 5.0, "type": "subagent", "requests": [request]}
+    path = tmp_path / "trace.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.writelines(
+            json.dumps({"id": name, "requests": [request, later, agent]}) + "\n" for name in ("x", "y")
+        )
+    sessions = read_sessions(path)
+    assert [one.name for one in sessions] == ["x", "x/2", "y", "y/2"]
+    assert [one.ending for one in sessions[0].turns] == [Ending.TOOL_CALLS, Ending.STOP]
+    outcome = Replay(sessions, Policy.FIXED, AMPLE_TOKENS).run()
+    assert outcome.reused_tokens == 2 * 2 * UNIT_TOKENS
+
+
+def test_the_trace_that_comes_with_kvloop_is_read() -> None:
+    """150 sessions with their subagents, 8,386 turns."""
+    sessions = read_sessions()
+    assert len(sessions) == 156
+    assert sum(len(one.turns) for one in sessions) == 8386
+
+
+def test_a_file_that_is_no_trace_is_an_error(tmp_path: Path) -> None:
+    """One line that names the file."""
+    path = tmp_path / "other.txt"
+    path.write_text("hello")
+    with pytest.raises(UserError, match=r"other\.txt is not a trace"):
+        read_sessions(path)
