@@ -4,6 +4,7 @@ import pytest
 
 from kvloop.core.handle import LeaseRef
 from kvloop.core.keeper import Ending, Keeper, KeeperTimes, SendDrop, SendRenew
+from kvloop.core.life_table import OBSERVATION
 from kvloop.core.returns import ReturnModel
 
 S = 1_000_000_000
@@ -84,9 +85,11 @@ def test_what_only_shares_a_part_is_no_return() -> None:
     keeper.used("l", 64 * S)
     keeper.check_integrity()
     assert keeper.counts.returned == 1
-    seen = keeper.model._everybody[Ending.STOP]
-    assert sum(seen.returns) == 16
-    assert seen.returns[keeper.model._bin(63 * S)] == 16, "the wait did not begin when the turn was filed"
+    seen = keeper.model._everybody[Ending.STOP].table
+    assert sum(seen.returns) == OBSERVATION
+    assert seen.returns[keeper.model.bins.of(63 * S)] == OBSERVATION, (
+        "the wait did not begin when the turn was filed"
+    )
 
 
 def test_what_shares_a_part_keeps_a_superseded_lease_too() -> None:
@@ -99,7 +102,8 @@ def test_what_shares_a_part_keeps_a_superseded_lease_too() -> None:
     keeper.done("l", 10 * S)
     assert sent(keeper, 100) == [(11.0, SendDrop(ADDRESS, ("l",)))]
     assert len(keeper) == 0
-    assert sum(keeper.model._everybody[Ending.STOP].exposure) == 16 * keeper.model._bin(2 * S) + 8
+    seen = keeper.model._everybody[Ending.STOP].table
+    assert sum(seen.exposure) == OBSERVATION * keeper.model.bins.of(2 * S) + OBSERVATION // 2
 
 
 def test_bounds_must_be_positive() -> None:

@@ -6,10 +6,11 @@ they outnumber the live. Two keys of equal rank come out in the order in which t
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 _SWEEP_FLOOR_ENTRIES = 64  # a heap this small is not worth sweeping
+_BULK_SHARE = 8  # from an eighth of the keys on, building the heap anew is cheaper than pushing each
 
 Rank = TypeVar("Rank", int, tuple[int, ...])
 
@@ -37,7 +38,19 @@ class KeyHeap(Generic[Rank]):
         entry = (rank, self._sequence, key)
         self._entries[key] = entry
         heapq.heappush(self._heap, entry)
-        self._sweep()
+        if len(self._heap) > 2 * len(self._entries) + _SWEEP_FLOOR_ENTRIES:
+            self._rebuild()
+
+    def set_many(self, ranks: Mapping[str, Rank]) -> None:
+        """Give each of many keys its rank: of a good part of all keys, in one pass."""
+        if len(ranks) * _BULK_SHARE < len(self._entries):
+            for key, rank in ranks.items():
+                self.set(key, rank)
+            return
+        for sequence, (key, rank) in enumerate(ranks.items(), self._sequence + 1):
+            self._entries[key] = (rank, sequence, key)
+        self._sequence += len(ranks)
+        self._rebuild()
 
     def discard(self, key: str) -> None:
         """Forget `key`, if it is there."""
@@ -69,5 +82,8 @@ class KeyHeap(Generic[Rank]):
 
     def _sweep(self) -> None:
         if self._is_sparse():
-            self._heap = list(self._entries.values())
-            heapq.heapify(self._heap)
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = list(self._entries.values())
+        heapq.heapify(self._heap)

@@ -79,7 +79,7 @@ class Keeper:
         self._entries[ref.lease_id] = entry
         self._held += 1
         self.counts.filed += 1
-        self._plan(entry, now_ns)
+        self._plan(entry, now_ns, self._keep_until(entry, now_ns))
         if len(self._entries) > self.max_leases:
             self.counts.evicted += 1
             self._leave(next(iter(self._entries)), now_ns)
@@ -126,7 +126,7 @@ class Keeper:
             self._drop(entry, now_ns)
             self._forget(entry)
         else:
-            self._plan(entry, now_ns)
+            self._plan(entry, now_ns, self._keep_until(entry, now_ns))
 
     def ended(self, lease_id: str, now_ns: int) -> None:
         """Nothing leads to this lease any more: dropped as soon as no turn in flight may claim it."""
@@ -154,7 +154,7 @@ class Keeper:
             if entry is not None and entry.state is KeptState.WAITING:
                 self.counts.lost += 1
                 self._move(entry, KeptEvent.LOSE)
-                self._plan(entry, now_ns)
+                self._plan(entry, now_ns, self._keep_until(entry, now_ns))
 
     def next_due_ns(self) -> int | None:
         """When `due` will next have something to do, or None."""
@@ -221,12 +221,11 @@ class Keeper:
                 entry.deadline_ns = max(entry.deadline_ns, now_ns + term_ns)
                 self.counts.renewed += 1
                 renewal = (entry.ref.lease_id, term_ns, self._chance(entry, age_ns, now_ns))
-        self._plan(entry, now_ns)
+        self._plan(entry, now_ns, until_ns)
         return renewal
 
-    def _plan(self, entry: Entry, now_ns: int) -> None:
+    def _plan(self, entry: Entry, now_ns: int, until_ns: int) -> None:
         """Let a lease go if that is best, and say when to look at it again."""
-        until_ns = self._keep_until(entry, now_ns)
         end_ns = entry.since_ns + self.times.ttl_ns
         if entry.state is KeptState.WAITING and until_ns <= now_ns:
             self.counts.let_go += 1

@@ -190,7 +190,9 @@ class LeaseTable:
 
     def advance(self, now_ns: int) -> None:
         """Let deadlines up to `now_ns` pass. A time before one already seen counts as that one."""
-        self._now_ns = max(self._now_ns, now_ns)
+        if now_ns <= self._now_ns:  # what was due then has ended, and all that came since is due later
+            return
+        self._now_ns = now_ns
         while (lease := self._claims.end_due(self._now_ns)) is not None:
             self._unclaim(lease)
         while (lease_id := self._lease_deadlines.pop_due(self._now_ns)) is not None:

@@ -103,7 +103,8 @@ class FreedLease:
 class Lease:
     """A lease that holds its blocks. With claims on it, `ending` says how it will end once they have.
 
-    `chance`: permille that its conversation returns. `serial` counts grants.
+    `chance`: permille that its conversation returns. `serial` counts grants, `block_count` the references
+    that it holds over all KV cache groups.
     """
 
     lease_id: str
@@ -118,11 +119,10 @@ class Lease:
     ending: LeaseEvent | None = None
     is_void: bool = False
     claim_ids: set[str] = field(default_factory=set)
+    block_count: int = field(init=False)
 
-    @property
-    def block_count(self) -> int:
-        """Block references that it holds, over all KV cache groups."""
-        return sum(len(group) for group in self.blocks)
+    def __post_init__(self) -> None:
+        self.block_count = sum(len(group) for group in self.blocks)
 
     def freed(self) -> FreedLease:
         """What comes out when it has ended."""

@@ -1,105 +1,87 @@
-"""Who comes back, and when: learned per caller and per kind of turn end, from what was seen.
+"""Who comes back, and when; and how long a lease is worth its memory while nobody knows.
 
-A conversation waits, from the end of a turn, until its next turn begins, or for ever. Ages are cut into
-bins, and each has a life table's two counts: how many waits got through the bin or ended in it by a return
-(exposure), and how many of those returned. A wait that is broken off in the middle of a bin, because its
-lease was superseded or lost, counts for half: the actuarial estimator. Exposure is added as waits grow old,
-so that traffic that never comes back is known for it after seconds, not at the end of the longest wait.
+Learned per caller and per kind of turn end, from what was seen, in life tables (see `life_table`). Few
+observations prove little: a caller's are shrunk towards those of all callers with the same kind of end, and
+these towards recorded sessions.
 
-Few observations prove little, so a caller's counts are shrunk towards those of all callers with the same kind
-of end, and these towards a prior. Counts are halved when a bin has seen enough: what was long ago fades.
+The rule is Gray and Putzolu's (The 5 Minute Rule for Trading Memory for Disc Accesses, 1985): memory is worth
+holding while what it saves costs more than it. There the price of memory against that of disc accesses makes
+a break-even time, and what is needed again sooner stays. Here it is the time for which holding a token's KV
+costs as much as computing it once, and when it is needed again is a chance that changes with age. So at each
+age, from the counts, the time to let go is chosen that maximises
 
-All arithmetic is in integers, so that a seed gives the same simulation on every machine.
+    P(return by then) - E[time held until then] / break-even time
+
+per token, in units of computing it. That KV should be kept for a time that depends on what computing it again
+costs and on how long the pause is likely to be is also the idea of CacheTTL (Li et al., arXiv 2511.02230),
+for the pauses of tool calls.
 """
 
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
-NS_PER_S = 1_000_000_000
-UNIT = 16  # of weight: one observation; divisible by halves
-PPM = 1_000_000
+from kvloop.core.life_table import OBSERVATION, PPM, Bins, Ending, LifeTable
+
+__all__ = ["DEFAULT_BREAK_EVEN_NS", "PERMILLE", "Ending", "ReturnModel"]
+
 PERMILLE = 1000
-MAX_TABLES = 10_000  # callers x endings; the least recently seen is forgotten
-FADE_WEIGHT = 512 * UNIT  # a bin that has seen this much is halved
-SHRINK_WEIGHT = 8 * UNIT  # how much a caller's own counts need to weigh as much as everybody's
-PRIOR_WEIGHT = 4 * UNIT  # and everybody's, to weigh as much as the prior
-MAX_UNSEEN_EVENTS = 256  # that a plan may be behind; a plan takes 40 us to work out
-# Finer where most agents return; a third apart.
-EDGES_MS: Sequence[int] = (
-    *(0, 100, 200, 500, 1000, 2000, 3000, 4000, 6000, 8000, 11_000, 15_000, 20_000, 27_000, 36_000, 48_000),
-    *(64_000, 85_000, 113_000, 150_000, 200_000, 270_000, 360_000, 480_000, 640_000, 850_000, 1_130_000),
-    *(1_500_000, 2_000_000, 2_700_000, 3_600_000),
-)
-PRIOR_PPM_PER_S = 20_000  # two of a hundred a second: until something is known
-
-
-class Ending(StrEnum):
-    """How a turn ended: what its conversation waits for depends on it.
-
-    AGAIN is no end: a turn has gone on from it already, and what may come is a fork or a retry.
-    """
-
-    TOOL_CALLS = "tool_calls"
-    STOP = "stop"
-    LENGTH = "length"
-    AGAIN = "again"
-
-
-@dataclass(slots=True)
-class _LifeTable:
-    exposure: list[int]
-    returns: list[int]
-    events: int = 0
-
-    def add(self, bin_index: int, weight: int, returned: bool) -> None:
-        self.events += 1
-        self.exposure[bin_index] += weight
-        if returned:
-            self.returns[bin_index] += weight
-        if self.exposure[bin_index] > FADE_WEIGHT:
-            self.exposure[bin_index] //= 2
-            self.returns[bin_index] //= 2
+MAX_TABLES = 10_000  # callers x endings, at about 2 KiB; the least recently seen is forgotten
+SHRINK_WEIGHT = 8 * OBSERVATION  # what a caller's own counts need to weigh as much as everybody's
+PRIOR_WEIGHT = 4 * OBSERVATION  # and everybody's, to weigh as much as the recorded sessions
+MAX_UNSEEN_EVENTS = 256  # that a plan may be behind its table
+# As long as 25 s of holding cost as much as computing. What an engine's memory takes to be computed anew is
+# several times that; but what is let go is seldom lost, and only then had holding been of use. On the recorded
+# sessions, docs/protocol.md has the figures.
+DEFAULT_BREAK_EVEN_NS = 25_000_000_000
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What follows from the counts, by bin edge.
+    """What follows from a caller's counts, by bin edge; hazard_ppm by bin.
 
-    gain_ppm: what holding on is worth from there on, 0 where it is best to let go. stop: the edge at which
-    to let go, once one has held on through the bin. alive_ppm: how many waits last that long. hazard_ppm: of
-    those, how many return within the bin.
+    gain_ppm: what holding on is worth from there, 0 where it is best to let go. stop: the edge at which to
+    let go, if one has held on until there. alive_ppm: how many waits last that long. stamp: what was known.
     """
 
+    hazard_ppm: list[int]
     gain_ppm: list[int]
     stop: list[int]
     alive_ppm: list[int]
-    hazard_ppm: list[int]
     stamp: tuple[int, int]
 
 
 @dataclass(slots=True)
 class _Caller:
-    table: _LifeTable
-    plan: _Plan | None = field(default=None)
+    table: LifeTable
+    plan: _Plan | None = None
+
+
+@dataclass(slots=True)
+class _Everybody:
+    table: LifeTable
+    prior_ppm: list[int]
+    hazard_ppm: list[int]
+    stamp: int = 0
 
 
 class ReturnModel:
-    """Life tables for callers and endings, and what to do about them. Ages are nanoseconds."""
+    """What is known of callers and endings. Ages are nanoseconds."""
 
-    def __init__(self, ttl_ns: int, break_even_ns: int, max_tables: int = MAX_TABLES) -> None:
-        """`break_even_ns`: holding a token's KV so long costs as much as computing it once."""
+    def __init__(
+        self, ttl_ns: int, break_even_ns: int = DEFAULT_BREAK_EVEN_NS, max_tables: int = MAX_TABLES
+    ) -> None:
+        """`break_even_ns`: holding a token's KV for so long costs as much as computing it once."""
         if min(ttl_ns, break_even_ns, max_tables) <= 0:
             raise ValueError("times and bounds must be positive")
         self.ttl_ns = ttl_ns
         self.break_even_ns = break_even_ns
         self.max_tables = max_tables
-        edges = [edge * NS_PER_S // 1000 for edge in EDGES_MS]
-        self.edges_ns: Sequence[int] = [*(edge for edge in edges if edge < ttl_ns), ttl_ns]
-        self._bins = len(self.edges_ns) - 1
-        self._everybody = {ending: self._empty() for ending in Ending}
+        self.bins = Bins(ttl_ns)
+        self._cost_ppm = [PPM * width_ns // break_even_ns for width_ns in self.bins.widths_ns]
+        self._everybody: dict[Ending, _Everybody] = {}
+        for ending in Ending:
+            prior = self.bins.recorded_ppm(ending)
+            self._everybody[ending] = _Everybody(LifeTable(self.bins), prior, prior)
         self._callers: OrderedDict[tuple[str, Ending], _Caller] = OrderedDict()
 
     def __len__(self) -> int:
@@ -107,21 +89,25 @@ class ReturnModel:
         return len(self._callers)
 
     def waited(self, caller: str, ending: Ending, from_ns: int, to_ns: int) -> None:
-        """A wait that was seen at age `from_ns` has got to `to_ns` without a return."""
-        for index in range(self._bin(from_ns), self._bin(to_ns)):
-            self._add(caller, ending, index, UNIT, returned=False)
+        """A wait that was seen at age `from_ns` has come to `to_ns` without a return."""
+        first, last = self.bins.of(from_ns), self.bins.of(to_ns)
+        if first < last:
+            for table in self._tables(caller, ending):
+                table.waited(first, last)
 
     def returned(self, caller: str, ending: Ending, from_ns: int, age_ns: int) -> None:
         """A wait that was seen at age `from_ns` ended at `age_ns`: its next turn has begun."""
         self.waited(caller, ending, from_ns, age_ns)
         if age_ns < self.ttl_ns:
-            self._add(caller, ending, self._bin(age_ns), UNIT, returned=True)
+            for table in self._tables(caller, ending):
+                table.returned(self.bins.of(age_ns))
 
     def broken_off(self, caller: str, ending: Ending, from_ns: int, age_ns: int) -> None:
         """A wait that was seen at age `from_ns` will not be seen any more after `age_ns`."""
         self.waited(caller, ending, from_ns, age_ns)
         if age_ns < self.ttl_ns:
-            self._add(caller, ending, self._bin(age_ns), UNIT // 2, returned=False)
+            for table in self._tables(caller, ending):
+                table.broken_off(self.bins.of(age_ns))
 
     def chance(self, caller: str, ending: Ending, age_ns: int, within_ns: int) -> int:
         """Permille of waits this old that end by a return within `within_ns` more, and the TTL."""
@@ -130,49 +116,38 @@ class ReturnModel:
         return PERMILLE * (now - then) // now if now else 0
 
     def keep_until(self, caller: str, ending: Ending, age_ns: int) -> int:
-        """The age at which to let a lease go that has waited `age_ns`; 0 for now.
-
-        It maximises P(return by then) - E[time held until then] / break-even time: what is saved, and what
-        it costs, per token and in units of computing it.
-        """
+        """The age at which to let go of a lease that has waited `age_ns`; 0 for now."""
         if age_ns >= self.ttl_ns:
             return 0
         plan = self._plan(caller, ending)
-        index = self._bin(age_ns)
-        left_ns = self.edges_ns[index + 1] - age_ns
-        width_ns = self.edges_ns[index + 1] - self.edges_ns[index]
+        index = self.bins.of(age_ns)
+        width_ns = self.bins.widths_ns[index]
+        past_ns = age_ns - self.bins.edges_ns[index]
         hazard = plan.hazard_ppm[index]
-        gone_ppm = hazard * (width_ns - left_ns) // width_ns
-        hazard = hazard * left_ns // width_ns * PPM // max(1, PPM - gone_ppm)
-        if self._gain(hazard, left_ns, plan.gain_ppm[index + 1]) <= 0:
+        # Of those that have not returned in this bin so far, who will: returns are spread evenly over a bin.
+        left = hazard * (width_ns - past_ns) // width_ns * PPM // max(1, PPM - hazard * past_ns // width_ns)
+        cost = self._cost_ppm[index] * (width_ns - past_ns) // width_ns
+        left = min(left, PPM)
+        if left * PPM + (PPM - left) * plan.gain_ppm[index + 1] <= (PPM - left // 2) * cost:
             return 0
-        return self.edges_ns[plan.stop[index + 1]]
+        return self.bins.edges_ns[plan.stop[index + 1]]
 
     def check_integrity(self) -> None:
         """AssertionError where counts are impossible or bounds do not hold."""
         assert len(self._callers) <= self.max_tables
-        tables = [*self._everybody.values(), *(caller.table for caller in self._callers.values())]
-        for table in tables:
-            assert len(table.exposure) == len(table.returns) == self._bins
-            for exposure, returns in zip(table.exposure, table.returns, strict=True):
-                assert 0 <= returns <= exposure <= FADE_WEIGHT
+        for caller in self._callers.values():
+            caller.table.check_integrity()
+        for everybody in self._everybody.values():
+            everybody.table.check_integrity()
 
-    def _empty(self) -> _LifeTable:
-        return _LifeTable([0] * self._bins, [0] * self._bins)
-
-    def _bin(self, age_ns: int) -> int:
-        """The bin that an age falls into; at or past the TTL, their number."""
-        return min(bisect_right(self.edges_ns, age_ns) - 1, self._bins)
-
-    def _add(self, caller: str, ending: Ending, index: int, weight: int, returned: bool) -> None:
-        self._everybody[ending].add(index, weight, returned)
-        self._caller(caller, ending).table.add(index, weight, returned)
+    def _tables(self, caller: str, ending: Ending) -> tuple[LifeTable, LifeTable]:
+        return self._everybody[ending].table, self._caller(caller, ending).table
 
     def _caller(self, caller: str, ending: Ending) -> _Caller:
         key = (caller, ending)
         found = self._callers.get(key)
         if found is None:
-            found = self._callers[key] = _Caller(self._empty())
+            found = self._callers[key] = _Caller(LifeTable(self.bins))
             if len(self._callers) > self.max_tables:
                 self._callers.popitem(last=False)
         else:
@@ -180,49 +155,44 @@ class ReturnModel:
         return found
 
     def _plan(self, caller: str, ending: Ending) -> _Plan:
-        mine, all_of_them = self._caller(caller, ending), self._everybody[ending]
-        plan, stamp = mine.plan, (mine.table.events, all_of_them.events)
-        if plan is None or _is_stale(plan.stamp, stamp):
-            plan = mine.plan = self._worked_out(mine.table, all_of_them, stamp)
+        mine, everybody = self._caller(caller, ending), self._everybody[ending]
+        if _is_stale(everybody.stamp, everybody.table.events):
+            everybody.hazard_ppm = everybody.table.hazards_ppm(everybody.prior_ppm, PRIOR_WEIGHT)
+            everybody.stamp = everybody.table.events
+        plan = mine.plan
+        if plan is None or plan.stamp[1] != everybody.stamp or _is_stale(plan.stamp[0], mine.table.events):
+            hazards = mine.table.hazards_ppm(everybody.hazard_ppm, SHRINK_WEIGHT)
+            plan = mine.plan = self._worked_out(hazards, (mine.table.events, everybody.stamp))
         return plan
 
-    def _worked_out(self, mine: _LifeTable, all_of_them: _LifeTable, stamp: tuple[int, int]) -> _Plan:
-        hazards: list[int] = []
-        for index in range(self._bins):
-            width_ns = self.edges_ns[index + 1] - self.edges_ns[index]
-            rate = PRIOR_PPM_PER_S * width_ns // NS_PER_S
-            prior = PPM * rate // (PPM + rate)
-            broad = _shrunk(all_of_them, index, prior, PRIOR_WEIGHT)
-            hazards.append(_shrunk(mine, index, broad, SHRINK_WEIGHT))
-        gain, stop = [0] * (self._bins + 1), [self._bins] * (self._bins + 1)
-        for index in reversed(range(self._bins)):
-            width_ns = self.edges_ns[index + 1] - self.edges_ns[index]
-            gain[index] = max(0, self._gain(hazards[index], width_ns, gain[index + 1]))
-            stop[index] = stop[index + 1] if gain[index] else index
-        alive = [PPM]
-        for hazard in hazards:
-            alive.append(alive[-1] * (PPM - hazard) // PPM)
-        return _Plan(gain, stop, alive, hazards, stamp)
+    def _worked_out(self, hazards: list[int], stamp: tuple[int, int]) -> _Plan:
+        """Backwards from the last edge: what holding on through each bin is worth, and until where.
 
-    def _gain(self, hazard_ppm: int, width_ns: int, then_ppm: int) -> int:
-        """Of holding on for `width_ns`, in which so many return half-way through on average, and after."""
-        held = PPM - hazard_ppm // 2
-        return hazard_ppm - held * width_ns // self.break_even_ns + (PPM - hazard_ppm) * then_ppm // PPM
+        Those that return in a bin do so half-way through it on average, and the others go on.
+        """
+        bins = len(hazards)
+        gain, stop, alive = [0] * (bins + 1), [bins] * (bins + 1), [PPM] * (bins + 1)
+        then, until = 0, bins
+        for index in range(bins - 1, -1, -1):
+            hazard = hazards[index]
+            then = hazard + ((PPM - hazard) * then - (PPM - hazard // 2) * self._cost_ppm[index]) // PPM
+            if then <= 0:
+                then, until = 0, index
+            gain[index], stop[index] = then, until
+        living = PPM
+        for index, hazard in enumerate(hazards, 1):
+            alive[index] = living = living * (PPM - hazard) // PPM
+        return _Plan(hazards, gain, stop, alive, stamp)
 
     def _alive(self, plan: _Plan, age_ns: int) -> int:
         if age_ns >= self.ttl_ns:
             return plan.alive_ppm[-1]
-        index = self._bin(age_ns)
-        start, end = self.edges_ns[index], self.edges_ns[index + 1]
+        index = self.bins.of(age_ns)
+        past_ns = age_ns - self.bins.edges_ns[index]
         lost = plan.alive_ppm[index] - plan.alive_ppm[index + 1]
-        return plan.alive_ppm[index] - lost * (age_ns - start) // (end - start)
+        return plan.alive_ppm[index] - lost * past_ns // self.bins.widths_ns[index]
 
 
-def _shrunk(table: _LifeTable, index: int, towards_ppm: int, weight: int) -> int:
-    returns = PPM * table.returns[index] + weight * towards_ppm
-    return returns // (table.exposure[index] + weight)
-
-
-def _is_stale(then: tuple[int, int], now: tuple[int, int]) -> bool:
-    """Whether so much more has been seen that it may make a difference: a sixteenth."""
-    return any(new - old > min(old // 16, MAX_UNSEEN_EVENTS) for old, new in zip(then, now, strict=True))
+def _is_stale(then: int, now: int) -> bool:
+    """Whether so much more has been seen that it may make a difference: an eighth."""
+    return now - then > min(then // 8, MAX_UNSEEN_EVENTS)

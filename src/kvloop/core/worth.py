@@ -30,30 +30,40 @@ class WorthOrder:
 
     def __init__(self) -> None:
         self._heap = KeyHeap[tuple[int, ...]]()
+        self._unranked: dict[str, Lease] = {}
 
     def __len__(self) -> int:
-        return len(self._heap)
-
-    def __contains__(self, lease_id: str) -> bool:
-        return lease_id in self._heap
+        unranked = sum(lease_id not in self._heap for lease_id in self._unranked)
+        return len(self._heap) + unranked
 
     def put(self, lease: Lease) -> None:
-        """Take in a lease that nobody claims, or one whose chance has changed."""
-        self._heap.set(lease.lease_id, (worth(lease), lease.last_use_ns, lease.serial))
+        """Take in a lease that nobody claims, or one whose chance has changed.
+
+        It is ranked when somebody asks: a router's message changes thousands, and most are never asked about.
+        """
+        self._unranked[lease.lease_id] = lease
 
     def drop(self, lease_id: str) -> None:
         """Leave a lease out: it is claimed, or has ended."""
+        self._unranked.pop(lease_id, None)
         self._heap.discard(lease_id)
 
     def least(self) -> str | None:
         """The lease to reclaim first, or None."""
+        if self._unranked:
+            self._heap.set_many({lease_id: _rank(lease) for lease_id, lease in self._unranked.items()})
+            self._unranked.clear()
         least = self._heap.least()
         return None if least is None else least[1]
 
     def check_integrity(self, unclaimed: dict[str, Lease]) -> None:
         """AssertionError where the order is not that of these leases as they are."""
         self._heap.check_integrity()
-        assert len(self._heap) == len(unclaimed), "a lease that is claimed or has ended"
+        assert unclaimed.keys() == set(self._heap) | self._unranked.keys(), "claimed or ended, or left out"
         for lease_id, lease in unclaimed.items():
-            rank = (worth(lease), lease.last_use_ns, lease.serial)
-            assert self._heap.rank(lease_id) == rank, "a lease is not where it belongs"
+            ranked = lease_id in self._unranked or self._heap.rank(lease_id) == _rank(lease)
+            assert ranked, "a lease is not where it belongs"
+
+
+def _rank(lease: Lease) -> tuple[int, ...]:
+    return worth(lease), lease.last_use_ns, lease.serial
