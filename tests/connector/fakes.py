@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
 
 from kvloop.connector.settings import Settings
 from kvloop.core.chain import Identity
@@ -36,10 +37,12 @@ def make_settings(**changes: Any) -> Settings:
         "control_port": 5570,
         "recompute_threshold_tokens": 64,
         "lease_ttl_ns": 480 * S,
+        "lease_term_ns": 60 * S,
         "claim_timeout_ns": 1 * S,
         "claim_term_ns": 5 * S,
         "max_retained_share": 0.9,
         "progress_delay_us": None,
+        "checks_every_step": False,
     }
     return Settings(**plain | changes)
 
@@ -70,7 +73,7 @@ class Identities:
 
     def why_not(self, request: Any) -> str | None:
         """What the test says."""
-        reason: str | None = request.declined
+        reason: str | None = getattr(request, "declined", None)
         return reason
 
 
@@ -82,49 +85,39 @@ def make_source(request_id: str) -> Source:
     return Source("decode-0", request_id or "none", "10.0.0.1", 5600, 1, 1, 1)
 
 
-@dataclass
-class Block:
-    """A KV cache block, as the pool has it."""
+class Pool(BlockPool):
+    """vLLM's block pool with so many blocks beside its null block; only its own thread may use it."""
 
-    block_id: int
-    ref_cnt: int = 0
-    freed: int = field(default=0, compare=False)
-
-
-class Pool:
-    """vLLM's block pool: references are counted, and only its own thread may count them."""
-
-    def __init__(self, size: int) -> None:
-        self.blocks = [Block(number) for number in range(size)]
-        self.num_gpu_blocks = size
+    def __init__(self, size: int, caching: bool = True) -> None:
+        super().__init__(size + 1, caching, BLOCK)
         self._thread = threading.current_thread()
 
-    def touch(self, blocks: Iterable[Block]) -> None:
+    def touch(self, blocks: Any) -> None:
         """One reference more to each."""
         self._check_thread()
-        for block in blocks:
-            block.ref_cnt += 1
+        super().touch(blocks)
 
-    def free_blocks(self, blocks: Iterable[Block]) -> None:
+    def free_blocks(self, ordered_blocks: Any) -> None:
         """One reference less to each."""
         self._check_thread()
-        for block in blocks:
-            assert block.ref_cnt > 0, f"block {block.block_id} is freed twice"
-            block.ref_cnt -= 1
-            block.freed += 1
+        super().free_blocks(ordered_blocks)
+        assert all(block.ref_cnt >= 0 for block in self.blocks), "a block is freed twice"
+
+    def unpin_blocks(self, blocks: Any, on_reuse: Any) -> None:
+        """One reference less to each, to be handed out last."""
+        self._check_thread()
+        super().unpin_blocks(blocks, on_reuse)
 
     def get_num_free_blocks(self) -> int:
         """Blocks that nobody has a reference to."""
         self._check_thread()
-        return sum(block.ref_cnt == 0 for block in self.blocks)
+        return super().get_num_free_blocks()
 
     def allocate(self, count: int) -> list[int]:
         """`count` free blocks, referenced once; an empty list where there are not so many."""
-        free = [block.block_id for block in self.blocks if block.ref_cnt == 0][:count]
-        if len(free) < count:
+        if count > self.get_num_free_blocks():
             return []
-        self.touch([self.blocks[number] for number in free])
-        return free
+        return [block.block_id for block in self.get_new_blocks(count)]
 
     def free(self, numbers: Iterable[int]) -> None:
         """Free by number."""
@@ -132,7 +125,7 @@ class Pool:
 
     def held(self) -> int:
         """All references."""
-        return sum(block.ref_cnt for block in self.blocks)
+        return sum(block.ref_cnt for block in self.blocks if not block.is_null)
 
     def _check_thread(self) -> None:
         assert threading.current_thread() is self._thread, "the pool belongs to the scheduler's thread"

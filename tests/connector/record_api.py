@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.connector.vllm_uses import CONSTANTS, NIXL, OWNERS
+from tests.connector.vllm_uses import CALLS, CONSTANTS, NIXL, OWNERS
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "vllm_api.json"
 
@@ -134,6 +134,23 @@ def _keys_written(body: list[ast.stmt]) -> set[str]:
     }
 
 
+def called(method: str) -> str:
+    """The name under which it is recorded what a method calls."""
+    return f"{method} calls"
+
+
+def _calls(sources: Sources, method: str, expected: set[str]) -> str:
+    where, _, name = method.rpartition(".")
+    found = {
+        node.func.attr
+        for statement in sources.class_body(where)
+        if isinstance(statement, ast.FunctionDef) and statement.name == name
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    return ", ".join(sorted(found & expected))
+
+
 def describe(sources: Sources) -> dict[str, str]:
     """What there is: `module:Class.member` -> its parameters, "attribute", or a constant's value."""
     described: dict[str, str] = {}
@@ -149,6 +166,7 @@ def describe(sources: Sources) -> dict[str, str]:
         value = _constant(sources, where)
         if value is not None:
             described[where] = value
+    described |= {called(method): _calls(sources, method, expected) for method, expected in CALLS.items()}
     read = _keys_read(sources.class_body(f"{NIXL}.metadata:NixlConnectorMetadata"))
     written = _keys_written(sources.class_body(f"{NIXL}.pull_scheduler:NixlPullConnectorScheduler"))
     described[PARAMS_READ] = ", ".join(sorted(read))

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from kvloop.connector import endpoint
-from kvloop.connector.endpoint import EndpointPlugin, HandleMiddleware, handle_event
+from kvloop.connector.endpoint import EndpointPlugin, HandleMiddleware, MetricsMiddleware, handle_event
 
 PARAMS = {"kvloop_handle": "abc_-"}
 EVENT = b'data: {"object":"kvloop.handle","choices":[],"kv_transfer_params":{"kvloop_handle":"abc_-"}}\n\n'
@@ -24,8 +24,9 @@ STREAM_TYPE = b"text/event-stream; charset=utf-8"
 class Engine:
     """vLLM's engine client, as far as the plugin listens to it: the last output brings the parameters."""
 
-    def __init__(self, outputs: int = 3) -> None:
+    def __init__(self, outputs: int = 3, transfer: Any = None) -> None:
         self.outputs = outputs
+        self.vllm_config = SimpleNamespace(kv_transfer_config=transfer)
 
     async def generate(self, _prompt: str, params: dict[str, Any] | None = None) -> AsyncGenerator[Any, None]:
         """Outputs of one request; other requests run between them."""
@@ -222,13 +223,89 @@ def test_other_connections_pass_by() -> None:
 def test_a_vllm_that_streams_the_handle_itself_gets_nothing(
     monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    """Neither middleware nor listener from 0.33 on."""
+    """Neither handles nor a listener from 0.33 on; the metrics it gets in either version."""
     monkeypatch.setattr(endpoint, "streams_carry_handle", lambda: native)
     app, engine = FastAPI(), Engine()
     EndpointPlugin().attach_router(app)
     asyncio.run(listening(engine))
-    assert bool(app.user_middleware) is not native
+    added = {middleware.cls for middleware in app.user_middleware}
+    assert added == ({MetricsMiddleware} if native else {MetricsMiddleware, HandleMiddleware})
     assert ("generate" in vars(engine)) is not native
+
+
+def scraped(app: Any, method: str = "GET", path: str = "/metrics", **headers: str) -> list[Any]:
+    """What is sent where the server answers `app`, and the engines count one line."""
+
+    async def run() -> list[Any]:
+        messages: list[Any] = []
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+
+        async def more() -> str:
+            return "ours 1\n"
+
+        pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": method, "path": path, "root_path": "/llm", "headers": pairs}
+        await MetricsMiddleware(app, more)(scope, None, send)  # type: ignore[arg-type]
+        return messages
+
+    return asyncio.run(run())
+
+
+def answering(bodies: Sequence[bytes], status: int = 200) -> Any:
+    """An application that answers with these chunks, and with the headers that it was asked with."""
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        length = str(sum(map(len, bodies))).encode()
+        headers = [(b"Content-Length", length), (b"content-type", b"text/plain"), *scope["headers"]]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for number, body in enumerate(bodies, 1):
+            await send({"type": "http.response.body", "body": body, "more_body": number < len(bodies)})
+
+    return app
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/llm/metrics"])
+def test_metrics_are_written_under_the_server_s_own(path: str) -> None:
+    """In one answer of the right length."""
+    start, body = scraped(answering([b"theirs", b" 2\n"]), path=path)
+    assert body["body"] == b"theirs 2\nours 1\n"
+    assert not body.get("more_body")
+    assert [pair for pair in start["headers"] if pair[0].lower() == b"content-length"] == [
+        (b"content-length", b"16")
+    ]
+
+
+def test_metrics_are_asked_for_as_plain_text() -> None:
+    """Compressed, or in a format with an end of its own, nothing could follow."""
+    start, _ = scraped(
+        answering([b"x"]), accept="application/openmetrics-text", accept_encoding="gzip", a="b"
+    )
+    assert {name for name, _ in start["headers"]} == {b"content-type", b"content-length", b"a"}
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path"),
+    [(404, "GET", "/metrics"), (200, "HEAD", "/metrics"), (200, "GET", "/metrics/x"), (200, "GET", "/v1/m")],
+)
+def test_nothing_else_gets_metrics(status: int, method: str, path: str) -> None:
+    """Errors, other methods, other paths."""
+    messages = scraped(answering([b"theirs"], status), method, path)
+    assert b"".join(bodies_of(messages)) == b"theirs"
+
+
+def test_a_server_without_kvloop_s_connector_has_no_metrics_of_it() -> None:
+    """Upstream's, or none at all."""
+
+    async def run() -> str:
+        plugin = EndpointPlugin()
+        await plugin.init_state(
+            Engine(transfer=SimpleNamespace(kv_connector="NixlConnector")), None, Namespace()
+        )
+        return await plugin._metrics()
+
+    assert asyncio.run(run()) == ""
 
 
 def test_a_server_without_an_engine_starts() -> None:

@@ -8,6 +8,7 @@ import pytest
 from kvloop.connector import readback as module
 from kvloop.connector.metadata import KvloopMetadata
 from kvloop.connector.readback import MARGIN_NS, ReadBack
+from kvloop.connector.tally import Tally
 from kvloop.core.handle import HANDLE_VERSION, Handle
 from kvloop.wire.control import Claim, Failed, Granted, Message, Refused, Release
 from kvloop.wire.handle import encode_handle
@@ -47,7 +48,7 @@ def channel() -> Channel:
 @pytest.fixture
 def reads(channel: Any) -> Any:
     """The reads of one prefill engine."""
-    made: Any = ReadBack(make_settings(), identity_of=IDENTITIES, block_size=BLOCK)
+    made: Any = ReadBack(make_settings(), identity_of=IDENTITIES, block_size=BLOCK, tally=Tally(1000))
     made.use(channel)
     return made
 

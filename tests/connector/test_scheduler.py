@@ -10,68 +10,42 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import Nix
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from kvloop.connector import scheduler as module
 from kvloop.connector.connector import KvloopConnector
 from kvloop.connector.metadata import WorkerNews
-from kvloop.connector.scheduler import KvloopScheduler
 from kvloop.errors import UserError
-from tests.connector.fakes import BLOCK, IDENTITIES, Channel, Pool, make_request, make_settings
+from tests.connector.fakes import Pool, make_request, make_settings
+from tests.connector.half import make_connector, make_half
 
 TOKENS = list(range(101))
 
 
 @pytest.fixture
-def half(monkeypatch: pytest.MonkeyPatch) -> Any:
+def half() -> Any:
     """A scheduler half with a pool of 100 blocks and a channel to nobody."""
-
-    def construct(self: Any, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        self.vllm_config, self.engine_id, self.kv_cache_config = vllm_config, engine_id, kv_cache_config
-        self.block_size, self.transfer_tp_size = BLOCK, 1
-        self.side_channel_host, self.side_channel_port = "10.0.0.1", 5600
-        self.is_bidirectional_kv_xfer_enabled = self.use_host_buffer = self._is_hma_required = False
-        self._has_mamba = self._bounded_replay = False
-        self._kv_lease_duration = self._heartbeat_interval = 30
-        self._reqs_need_recv, self._reqs_need_save, self._reqs_need_send = {}, {}, {}
-        self._reqs_in_batch, self._reqs_not_processed = set(), set()
-        self._heartbeat_by_engine, self._heartbeat_req_engine, self._last_heartbeat_time = {}, {}, 0.0
-
-    class Silent(Channel):
-        def __init__(self, *_: Any, **__: Any) -> None:
-            super().__init__()
-
-        def start(self) -> None:
-            """Nobody listens."""
-
-        stop = start
-
-    monkeypatch.setattr(NixlBaseConnectorScheduler, "__init__", construct)
-    monkeypatch.setattr(module, "ControlChannel", Silent)
-    monkeypatch.setattr(module, "require_free", lambda *_: None)
-    monkeypatch.setattr(module, "IdentityOf", lambda _: IDENTITIES)
-    made: Any = KvloopScheduler.__new__(KvloopScheduler)
-    made.__init__(config(), "decode-0", groups(1), make_settings())
-    made.bind(Pool(100))
+    made = make_half()
+    bind(made, Pool(100))
     return made
 
 
-def config(**parallel: Any) -> Any:
-    """vLLM's configuration, as far as the scheduler half reads it."""
-    sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
-    plain = dict.fromkeys(sizes, 1) | parallel
-    return SimpleNamespace(parallel_config=SimpleNamespace(**plain), num_prefill_lookahead_tokens=0)
-
-
-def groups(count: int) -> Any:
-    """A KV cache of so many groups."""
-    return SimpleNamespace(kv_cache_groups=[None] * count, select_transfer_block_ids=lambda blocks: blocks)
+def bind(half: Any, pool: Pool) -> Any:
+    """vLLM gives a half its KV cache manager."""
+    half.pool = pool
+    manager: Any = SimpleNamespace(
+        block_pool=pool,
+        coordinator=SimpleNamespace(single_type_managers=[]),
+        allocate_slots=None,
+        reset_prefix_cache=pool.reset_prefix_cache,
+    )
+    make_connector(half).bind_kv_cache_manager(manager)
+    return manager
 
 
 def finish(half: Any, params: Any, status: Any = RequestStatus.FINISHED_STOPPED) -> Any:
     """A request with seven blocks ends."""
-    blocks = half._pool.allocate(7)
+    blocks = half.pool.allocate(7)
     request = make_request("r", TOKENS, kv_transfer_params=params, status=status)
     answer = half.request_finished(request, (blocks,))
-    half._pool.free(blocks)
+    half.pool.free(blocks)
     return answer
 
 
@@ -84,7 +58,7 @@ def test_what_decode_finished_is_retained(half: Any, status: Any) -> None:
     delay, answer = finish(half, dict(DECODED), status)
     assert delay is False
     assert set(answer) == {"kvloop_handle"}
-    assert half._pool.held() == 7
+    assert half.pool.held() == 7
 
 
 @pytest.mark.parametrize(
@@ -99,7 +73,7 @@ def test_what_decode_finished_is_retained(half: Any, status: Any) -> None:
 def test_what_did_not_end_well_or_is_not_of_the_loop_is_not(half: Any, params: Any, status: Any) -> None:
     """Nothing is held and nothing is answered."""
     assert finish(half, params, status) == (False, None)
-    assert half._pool.held() == 0
+    assert half.pool.held() == 0
 
 
 def test_an_engine_that_only_prefills_retains_nothing(half: Any) -> None:
@@ -121,11 +95,10 @@ def test_an_engine_that_only_prefills_retains_nothing(half: Any) -> None:
     ],
 )
 def test_only_one_kv_group_without_context_parallelism_is_reused(
-    half: Any, count: int, parallel: dict[str, int], reusable: bool
+    count: int, parallel: dict[str, int], reusable: bool
 ) -> None:
     """There a matched prefix is a prefix of the block list."""
-    half.__init__(config(**parallel), "decode-0", groups(count), make_settings())
-    assert half._reusable is reusable
+    assert make_half(parallel, count)._reusable is reusable
 
 
 def test_prefill_s_answer_carries_its_account_and_incarnation(half: Any) -> None:
@@ -153,7 +126,7 @@ def news(half: Any, late: int = 0, ended: int = 0, **output: Any) -> None:
 
 def test_late_blocks_are_kept_out_of_use_until_every_late_worker_s_transfer_has_ended(half: Any) -> None:
     """The request gives them up and goes on in others; they come back once, after the last one."""
-    pool = half._pool
+    pool = half.pool
     blocks = pool.allocate(3)
     half._readback.target_blocks = lambda request_id: list(blocks) if request_id == "r" else []
     news(half, late=1, finished_recving={"r"}, failed_recving={"r"})
@@ -164,17 +137,16 @@ def test_late_blocks_are_kept_out_of_use_until_every_late_worker_s_transfer_has_
     assert pool.held() == 3
     news(half, ended=1)
     assert pool.held() == 0
-    assert not half._late_blocks
-    assert not half._late_workers
+    assert not list(half._late.held())
 
 
 def test_a_read_that_was_late_and_ended_in_one_step_holds_nothing(half: Any) -> None:
     """Both may stand in the same news."""
-    blocks = half._pool.allocate(3)
+    blocks = half.pool.allocate(3)
     half._readback.target_blocks = lambda _: list(blocks)
     news(half, late=1, ended=1)
-    half._pool.free(blocks)
-    assert half._pool.held() == 0
+    half.pool.free(blocks)
+    assert half.pool.held() == 0
 
 
 def test_a_new_registration_is_a_new_incarnation(half: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,21 +163,18 @@ def test_a_new_registration_is_a_new_incarnation(half: Any, monkeypatch: pytest.
     finish(half, dict(DECODED))
     half.set_xfer_handshake_metadata(2)
     assert half._incarnation != first
-    assert half._pool.held() == 0
-    assert half._retainer._incarnation == half._incarnation
+    assert half.pool.held() == 0
+    assert half._leases.table.incarnation == half._incarnation
 
 
 def test_a_cache_reset_ends_every_lease_first(half: Any) -> None:
     """vLLM refuses to reset a cache whose blocks are in use, and asks its connector only afterwards."""
-    connector: Any = KvloopConnector.__new__(KvloopConnector)
-    connector.connector_scheduler = half
-    pool = half._pool
-    cache: Any = SimpleNamespace(block_pool=pool, reset_prefix_cache=lambda: pool.held() == 0)
-    connector.bind_kv_cache_manager(cache)
+    pool = Pool(50)
+    manager = bind(half, pool)
     finish(half, dict(DECODED))
-    assert cache.reset_prefix_cache() is True
+    assert manager.reset_prefix_cache() is True
     busy = pool.allocate(1)
-    assert cache.reset_prefix_cache() is False
+    assert manager.reset_prefix_cache() is False
     pool.free(busy)
 
 

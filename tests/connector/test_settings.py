@@ -40,10 +40,12 @@ def test_defaults(read: Any) -> None:
         control_port=5570,
         recompute_threshold_tokens=64,
         lease_ttl_ns=480 * S,
+        lease_term_ns=60 * S,
         claim_timeout_ns=1_000 * MS,
         claim_term_ns=5_000 * MS,
         max_retained_share=0.9,
         progress_delay_us=None,
+        checks_every_step=False,
     )
 
 
@@ -55,10 +57,12 @@ def test_every_key_is_read(read: Any) -> None:
         kvloop_control_port=6000,
         kv_recompute_threshold=0,
         decoder_kv_blocks_ttl=0.5,
+        kvloop_lease_term=0.25,
         kvloop_claim_timeout_ms=40,
         kvloop_claim_term_ms=2500.5,
         kvloop_max_retained=0.25,
         kvloop_progress_delay_us=500,
+        kvloop_check_every_step=True,
         num_threads=0,
         backends=["UCX"],
         bidirectional_kv_xfer=False,
@@ -70,10 +74,12 @@ def test_every_key_is_read(read: Any) -> None:
         control_port=6000,
         recompute_threshold_tokens=0,
         lease_ttl_ns=S // 2,
+        lease_term_ns=S // 4,
         claim_timeout_ns=40 * MS,
         claim_term_ns=2500 * MS + MS // 2,
         max_retained_share=0.25,
         progress_delay_us=500,
+        checks_every_step=True,
     )
 
 
@@ -98,6 +104,7 @@ BOUNDS = [
     ("decoder_kv_blocks_ttl", 0.001, 86_400, False),
     ("kvloop_claim_timeout_ms", 1, 60_000, False),
     ("kvloop_claim_term_ms", 500, 600_000, False),
+    ("kvloop_lease_term", 0.001, 86_400, False),
     ("kvloop_max_retained", 0, 1, False),
 ]
 
@@ -127,6 +134,20 @@ def test_ports_tokens_and_microseconds_are_whole(read: Any, name: str) -> None:
     read(**{name: 64.0})
     with pytest.raises(UserError, match=f"{name} must be a whole number, not 64.5"):
         read(**{name: 64.5})
+
+
+def test_a_lease_s_term_is_no_longer_than_its_ttl(read: Any) -> None:
+    """An operator who sets the TTL alone means it."""
+    assert read(decoder_kv_blocks_ttl=6).lease_term_ns == 6 * S
+    assert read(decoder_kv_blocks_ttl=6, kvloop_lease_term=9).lease_term_ns == 6 * S
+    assert read(decoder_kv_blocks_ttl=60, kvloop_lease_term=9).lease_term_ns == 9 * S
+
+
+@pytest.mark.parametrize("bad", [1, 0, "true", None])
+def test_a_flag_is_true_or_false(read: Any, bad: Any) -> None:
+    """Nothing that only looks like it."""
+    with pytest.raises(UserError, match="kvloop_check_every_step must be true or false"):
+        read(kvloop_check_every_step=bad)
 
 
 def test_a_data_parallel_rank_must_have_a_port(read: Any) -> None:

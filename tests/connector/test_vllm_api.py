@@ -19,11 +19,12 @@ from tests.connector.record_api import (
     PARAMS_WRITTEN,
     Sources,
     _members,
+    called,
     changes,
     describe,
     recordings,
 )
-from tests.connector.vllm_uses import CONSTANTS, NIXL, OWNERS, Owner
+from tests.connector.vllm_uses import CALLS, CONSTANTS, NIXL, OWNERS, Owner
 
 CONNECTOR = Path(compat.__file__).parent
 RECORDED = recordings()
@@ -40,6 +41,18 @@ SUBCLASSES = {
 """kvloop's subclasses of vLLM's classes."""
 VARIABLES = {
     "pool": "vllm.v1.core.block_pool:BlockPool",
+    "self._pool": "vllm.v1.core.block_pool:BlockPool",
+    "block": "vllm.v1.core.kv_cache_utils:KVCacheBlock",
+    "manager": "vllm.v1.core.kv_cache_manager:KVCacheManager",
+    "manager.coordinator": "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator",
+    "coordinator": "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator",
+    "one_type": "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager",
+    "core": "vllm.v1.engine.core:EngineCoreProc",
+    "vllm_scheduler": "vllm.v1.core.sched.scheduler:Scheduler",
+    "EngineCoreRequestType": "vllm.v1.engine:EngineCoreRequestType",
+    "group": "vllm.v1.kv_cache_interface:KVCacheGroupSpec",
+    "parallel": "vllm.config.parallel:ParallelConfig",
+    "transfer": "vllm.config.kv_transfer:KVTransferConfig",
     "request": "vllm.v1.request:Request",
     "RequestStatus": "vllm.v1.request:RequestStatus",
     "feature": "vllm.multimodal.inputs:MultiModalFeatureSpec",
@@ -96,8 +109,17 @@ def test_every_recorded_version_has_what_kvloop_uses(version: str) -> None:
     assert not used - recorded.keys()
     optional = {f"{entry.where}.{name}" for entry in OWNERS for name in entry.optional}
     hooks = {entry.where for entry in OWNERS if entry.all_public}
-    left = recorded.keys() - used - optional - {PARAMS_READ, PARAMS_WRITTEN}
+    calls = {called(method) for method in CALLS}
+    assert calls <= recorded.keys()
+    left = recorded.keys() - used - optional - calls - {PARAMS_READ, PARAMS_WRITTEN}
     assert {name.rpartition(".")[0] for name in left} <= hooks
+
+
+@pytest.mark.parametrize("version", RECORDED)
+def test_vllm_s_own_methods_call_what_kvloop_hooks_into(version: str) -> None:
+    """An allocation counts what it needs and takes it from the pool; a core that is woken asks for work."""
+    for method, expected in CALLS.items():
+        assert RECORDED[version][called(method)] == ", ".join(sorted(expected)), method
 
 
 def test_the_versions_that_kvloop_was_written_for_are_recorded() -> None:

@@ -48,8 +48,8 @@ OWNERS = (
         _words(
             """__init__ on_new_request get_num_new_matched_tokens update_state_after_alloc
             build_connector_meta update_connector_output request_finished set_xfer_handshake_metadata shutdown
-            get_exchange_clipped_blocks block_size engine_id side_channel_host side_channel_port
-            transfer_tp_size _is_hma_required"""
+            get_exchange_clipped_blocks has_pending_push_work block_size engine_id side_channel_host
+            side_channel_port transfer_tp_size _is_hma_required"""
         ),
         (f"{NIXL}.base_scheduler:NixlBaseConnectorScheduler",),
         ("_registration_generation",),
@@ -83,11 +83,28 @@ OWNERS = (
     ),
     Owner(
         "vllm.v1.core.block_pool:BlockPool",
-        _words("touch free_blocks get_num_free_blocks blocks num_gpu_blocks"),
+        _words(
+            """touch free_blocks unpin_blocks get_new_blocks get_num_free_blocks reset_prefix_cache blocks
+            num_gpu_blocks"""
+        ),
     ),
-    Owner("vllm.v1.core.kv_cache_manager:KVCacheManager", _words("block_pool reset_prefix_cache")),
+    Owner("vllm.v1.core.kv_cache_utils:KVCacheBlock", _words("block_id ref_cnt block_hash is_null")),
+    Owner(
+        "vllm.v1.core.kv_cache_manager:KVCacheManager",
+        _words("block_pool coordinator watermark_blocks allocate_slots reset_prefix_cache"),
+    ),
+    Owner(
+        "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator",
+        _words("get_num_blocks_to_allocate single_type_managers"),
+    ),
+    Owner("vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager", ("req_to_blocks",)),
+    Owner("vllm.v1.core.sched.scheduler:Scheduler", ("deferred_frees",)),
+    Owner("vllm.v1.engine.core:EngineCoreProc", ("input_queue",)),
+    Owner("vllm.v1.engine:EngineCoreRequestType", ("WAKEUP",)),
     Owner("vllm.v1.core.kv_cache_manager:KVCacheBlocks", ("get_unhashed_block_ids_all_groups",)),
     Owner("vllm.v1.kv_cache_interface:KVCacheConfig", ("kv_cache_groups",)),
+    Owner("vllm.v1.kv_cache_interface:KVCacheGroupSpec", ("layer_names", "kv_cache_spec")),
+    Owner("vllm.v1.kv_cache_interface:KVCacheSpec", ("page_size_bytes",)),
     Owner(
         "vllm.v1.outputs:KVConnectorOutput",
         _words("finished_recving failed_recving kv_connector_worker_meta"),
@@ -118,18 +135,18 @@ OWNERS = (
         "vllm.config.parallel:ParallelConfig",
         _words(
             """data_parallel_index pipeline_parallel_size decode_context_parallel_size
-            prefill_context_parallel_size"""
+            prefill_context_parallel_size data_parallel_rank data_parallel_size_local"""
         ),
     ),
     Owner(
         "vllm.config.kv_transfer:KVTransferConfig",
-        ("kv_connector_extra_config", "kv_load_failure_policy"),
+        ("kv_connector", "kv_connector_extra_config", "kv_load_failure_policy"),
     ),
     Owner(
         "vllm.plugins.endpoint_plugins.interface:EndpointPlugin",
         _words("name required_tasks attach_router init_state"),
     ),
-    Owner("vllm.engine.protocol:EngineClient", ("generate",)),
+    Owner("vllm.engine.protocol:EngineClient", ("generate", "vllm_config")),
     Owner("vllm.outputs:RequestOutput", ("kv_transfer_params",)),
     Owner(
         "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionStreamResponse",
@@ -146,3 +163,17 @@ CONSTANTS = (
     "vllm.envs:VLLM_NIXL_SIDE_CHANNEL_HOST",
     f"{NIXL}.metadata:NIXL_CONNECTOR_VERSION",
 )
+_V1 = "vllm.v1"
+CALLS = {
+    f"{_V1}.core.kv_cache_manager:KVCacheManager.allocate_slots": {
+        "get_num_blocks_to_allocate",
+        "get_num_free_blocks",
+    },
+    f"{_V1}.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.allocate_new_blocks": {
+        "get_new_blocks"
+    },
+    f"{_V1}.core.sched.scheduler:Scheduler.has_requests": {"has_pending_push_work"},
+    f"{_V1}.engine.core:EngineCoreProc.has_work": {"has_requests"},
+    f"{_V1}.engine.core:EngineCoreProc._process_input_queue": {"has_work", "_handle_client_request"},
+}
+"""Methods of vLLM's, and what each has to call for kvloop's hooks to be reached."""

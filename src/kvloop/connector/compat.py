@@ -27,7 +27,8 @@ tests/vectors/vllm_api.json), and where it is taken care of:
 
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -35,6 +36,7 @@ from typing import Any
 import vllm
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreRequestType
 
 logger = init_logger("vllm.kvloop")
 
@@ -60,6 +62,50 @@ def streams_carry_handle() -> bool:
 def registration_generation(scheduler: Any) -> int:
     """How often the engine has registered its KV cache with NIXL; 0 where this vLLM does not count."""
     return int(getattr(scheduler, "_registration_generation", 0))
+
+
+def caller_with(attribute: str) -> Any | None:
+    """The innermost object whose method is being executed in this thread and which has `attribute`, or None.
+
+    vLLM's hooks do not say who calls them; a connector that needs its scheduler or its engine core finds
+    them on the stack of a call that they make. It is looked up once, not on a hot path.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if owner is not None and hasattr(owner, attribute):
+            return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def find_wake() -> Callable[[], None] | None:
+    """What wakes the engine core that is calling: then it asks `has_pending_push_work` on its own thread,
+    also where it was idle. None where the caller has no queue to sleep on (vLLM without multiprocessing).
+
+    Thread-safe. vLLM itself wakes an idle engine so, for its shutdown.
+    """
+    core = caller_with("input_queue")
+    if core is None:
+        return None
+    queue = core.input_queue
+
+    def wake() -> None:
+        queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    return wake
+
+
+def find_blocks_freed_later() -> Callable[[], Iterator[list[Any]]]:
+    """What lists the blocks of finished requests that the calling scheduler still holds, because a step in
+    flight may write to them."""
+    vllm_scheduler = caller_with("deferred_frees")
+
+    def listed() -> Iterator[list[Any]]:
+        for _, blocks in () if vllm_scheduler is None else vllm_scheduler.deferred_frees:
+            yield blocks
+
+    return listed
 
 
 @cache

@@ -2,8 +2,8 @@
 
 It is NIXL's pull connector with both halves replaced by kvloop's subclasses, so that everything NIXL's
 does for parallel sizes, attention kinds and memory kinds is kept, and with three methods wired that
-NIXL's leaves alone: the block pool (to hold references), the cache reset (to end leases), and the
-workers' news about late reads.
+NIXL's leaves alone: the KV cache manager (to hold references to blocks, and to give way), the cache reset
+(to end leases), and the workers' news about late reads.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,7 @@ class KvloopConnector(NixlPullConnector):
             self.connector_worker = KvloopWorker(vllm_config, self.engine_id, kv_cache_config)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
-        """Give the scheduler half the block pool, and end every lease whenever the prefix cache is reset.
+        """Give the scheduler half the manager, and end every lease whenever the prefix cache is reset.
 
         vLLM resets the cache before it asks its connector to (`reset_cache`), and refuses while blocks are
         in use; a lease holds blocks. Without this no engine that retains could be paused, put to sleep, or
@@ -62,7 +62,7 @@ class KvloopConnector(NixlPullConnector):
         scheduler = self.connector_scheduler
         if scheduler is None:
             return
-        scheduler.bind(kv_cache_manager.block_pool)
+        scheduler.bind(kv_cache_manager)
         reset = kv_cache_manager.reset_prefix_cache
 
         def reset_without_leases() -> bool:

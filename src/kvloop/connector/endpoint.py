@@ -1,5 +1,5 @@
 """The endpoint plugin: carries decode's handle out on streamed answers where vLLM itself does not (up to
-0.32).
+0.32), and adds what the engines count about leases, claims and reads to the server's `/metrics`.
 
 vLLM puts `kv_transfer_params` into JSON answers but its event writer for chat completions and completions
 drops them up to 0.32. The last `RequestOutput` of a stream still has them, so the plugin listens on the
@@ -9,19 +9,25 @@ engine client's `generate` and adds one event just before `data: [DONE]`:
 
 From 0.33 on vLLM writes them into the final chunk and the plugin adds nothing. A response of the
 Responses API carries them in its last event's `response` object, in either version.
+
+vLLM's own metrics come with the outputs of steps, and an idle engine takes none: leases come and go all the
+same, so kvloop's are asked for at scrape time (`scrape`) and written under vLLM's own.
 """
 
 import json
 from argparse import Namespace
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvloop.connector.compat import streams_carry_handle
+from kvloop.connector.scrape import Scraper, local_engines
 
+METRICS_PATH = "/metrics"
 _DONE = b"data: [DONE]"
 _answer: ContextVar[dict[str, Any] | None] = ContextVar("kvloop_answer", default=None)
 """Of the HTTP request being served: filled with its last output's parameters under `params`."""
@@ -79,20 +85,69 @@ def _with_handle(message: Message, answer: dict[str, Any]) -> Message:
     return {**message, "body": body[:at] + handle_event(answer.pop("params")) + body[at:]}
 
 
+class MetricsMiddleware:
+    """Writes `more()` under the server's own metrics."""
+
+    def __init__(self, app: ASGIApp, more: Callable[[], Awaitable[str]]) -> None:
+        self._app = app
+        self._more = more
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI connection."""
+        if scope["type"] != "http" or _path(scope) != METRICS_PATH:
+            await self._app(scope, receive, send)
+            return
+        start: Message = {}
+        body = bytearray()
+
+        async def collect(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            elif message["type"] == "http.response.body":
+                body.extend(message.get("body", b""))
+
+        # As plain text, uncompressed: what another format ends with would not let anything follow.
+        plain = [pair for pair in scope["headers"] if pair[0] not in (b"accept", b"accept-encoding")]
+        await self._app({**scope, "headers": plain}, receive, collect)
+        if scope["method"] == "GET" and start.get("status") == HTTPStatus.OK:
+            body += (await self._more()).encode()
+            kept = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
+            start["headers"] = [*kept, (b"content-length", str(len(body)).encode())]
+        await send(start)
+        await send({"type": "http.response.body", "body": bytes(body)})
+
+
+def _path(scope: Scope) -> str:
+    path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
+    return path if path == "/" else path.rstrip("/")
+
+
 class EndpointPlugin:
     """vLLM's endpoint plugin protocol (group `vllm.endpoint_plugins`)."""
 
     name = "kvloop"
     required_tasks: tuple[Any, ...] | None = ("generate",)
 
+    def __init__(self) -> None:
+        self._scraper: Scraper | None = None
+
     def attach_router(self, app: FastAPI) -> None:
         """Wrap the application; no route is added."""
+        app.add_middleware(MetricsMiddleware, more=self._metrics)
         if not streams_carry_handle():
             app.add_middleware(HandleMiddleware)
 
+    async def _metrics(self) -> str:
+        return "" if self._scraper is None else await self._scraper.text()
+
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:  # noqa: ARG002
-        """Listen to the outputs of `engine_client.generate`."""
-        if engine_client is None or streams_carry_handle():
+        """Find the engines, and listen to the outputs of `engine_client.generate`."""
+        if engine_client is None:
+            return
+        engines = local_engines(engine_client.vllm_config)
+        if engines is not None:
+            self._scraper = Scraper(*engines)
+        if streams_carry_handle():
             return
         generate = engine_client.generate
 

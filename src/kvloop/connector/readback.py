@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from kvloop.connector.identity import IdentityOf, media_of
 from kvloop.connector.metadata import KvloopMetadata
 from kvloop.connector.settings import NS_PER_MS, Settings
+from kvloop.connector.tally import KEPT, Tally
 from kvloop.connector.turn import Turn
 from kvloop.control.address import Address
 from kvloop.control.channel import ControlChannel
@@ -66,8 +67,9 @@ class _Read:
 class ReadBack:
     """The reads of one prefill engine. All methods but `on_reply` are for the scheduler's thread."""
 
-    def __init__(self, settings: Settings, *, identity_of: IdentityOf, block_size: int) -> None:
+    def __init__(self, settings: Settings, *, identity_of: IdentityOf, block_size: int, tally: Tally) -> None:
         self._settings = settings
+        self._tally = tally
         self._identity_of = identity_of
         self._block_size = block_size
         self._reads: dict[str, _Read] = {}
@@ -260,8 +262,10 @@ class ReadBack:
         self._send_releases(releases)
         if isinstance(verdict, Keep):
             read.turn.returned_tokens = read.matched_tokens - read.turn.local_tokens
+            outcome = KEPT
         else:
-            read.turn.reason = verdict.reason
+            outcome = read.turn.reason = verdict.reason
+        self._tally.read_back(outcome, len(read.target_blocks))
         if read.left:
             self._forget(request_id)
 
@@ -282,6 +286,7 @@ class ReadBack:
             self._send_releases(self._book.give_up(request_id, "aborted", time.monotonic_ns()))
         else:
             self._forget(request_id)
+        self._tally.turn(read.turn)
         return read.turn.report()
 
     def _forget(self, request_id: str) -> None:

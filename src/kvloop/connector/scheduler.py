@@ -5,7 +5,8 @@ can load (`get_num_new_matched_tokens`): "ask again" while the claim is under wa
 beyond the local prefix hit. Blocks are allocated (`update_state_after_alloc`): the read is ordered. The
 step is built: orders go to the workers. Output comes back (`update_connector_output`): the claim is
 released, late blocks are set aside or taken back. The request ends (`request_finished`): prefill reports
-what it reused, decode retains.
+what it reused, decode retains. Claims on soft leases are answered when a step is built, and where there is
+none to build, when vLLM asks whether there might be (`has_pending_push_work`).
 
 Everything NIXL's own scheduler half does for the hand-over from prefill to decode is inherited untouched.
 """
@@ -18,12 +19,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from kvloop.connector.compat import registration_generation
+from kvloop.connector.account import Account
+from kvloop.connector.compat import find_blocks_freed_later, find_wake, registration_generation
+from kvloop.connector.conservation import CHECK_EVERY_NS, Conservation
 from kvloop.connector.identity import IdentityOf
+from kvloop.connector.late import LateReads
+from kvloop.connector.leases import Leases
+from kvloop.connector.lend import Lender
 from kvloop.connector.metadata import KvloopMetadata, WorkerNews
+from kvloop.connector.pressure import Pressure
 from kvloop.connector.readback import ReadBack
 from kvloop.connector.retain import Retainer
 from kvloop.connector.settings import Settings
+from kvloop.connector.tally import Tally
 from kvloop.control.address import require_free
 from kvloop.control.channel import ControlChannel
 from kvloop.wire.control import Source
@@ -32,8 +40,7 @@ from kvloop.wire.seal import Seal
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -41,6 +48,8 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvloop.scheduler")
 
+MAX_HANDOVERS = 10_000
+"""Reads from prefill whose size is remembered until they end; more than an engine has requests."""
 _ENDED_WELL = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
@@ -68,38 +77,69 @@ class KvloopScheduler(NixlPullConnectorScheduler):
             logger.warning(
                 "this model's KV cache groups or parallel layout cannot be reused: turns are recomputed"
             )
+        self._leases = Leases(settings, block_size=self.block_size, incarnation=self._incarnation)
+        self._late = LateReads()
+        self._tally = Tally(_block_bytes(kv_cache_config) * self.transfer_tp_size)
+        self._pressure = Pressure(self._leases.make_room)
+        self._conservation = Conservation(
+            (self._leases.held, self._late.held), 0 if settings.checks_every_step else CHECK_EVERY_NS
+        )
         identity_of = IdentityOf(vllm_config)
         self._retainer = Retainer(
             settings,
+            self._leases,
             identity_of=identity_of,
             block_size=self.block_size,
-            engine_id=engine_id,
-            incarnation=self._incarnation,
-            describe_source=self._source,
+            source=self._source("none"),
         )
         self._retainer.check_handle()
-        self._readback = ReadBack(settings, identity_of=identity_of, block_size=self.block_size)
+        self._readback = ReadBack(
+            settings, identity_of=identity_of, block_size=self.block_size, tally=self._tally
+        )
+        self._lender = self._make_lender(settings)
         self._channel = ControlChannel(
             (settings.control_host, settings.control_port),
             Seal(settings.key, f"{engine_id}/{self._incarnation}"),
-            serve=lambda message, _: self._retainer.serve(message),
+            serve=self._lender.serve,
             on_reply=self._readback.on_reply,
         )
         self._readback.use(self._channel)
         self._channel.start()
-        self._pool: BlockPool | None = None
+        self._met_core = False
+        self._refused_before = 0
+        self._starved = False
         self._incarnations_due: dict[str, str] = {}
-        self._late_blocks: dict[str, list[int]] = {}
-        self._late_workers: dict[str, int] = {}
+        self._handovers: dict[str, int] = {}
 
-    def bind(self, pool: "BlockPool") -> None:
-        """Take the scheduler's block pool."""
-        self._pool = pool
-        self._retainer.bind(pool)
+    def _make_lender(self, settings: Settings) -> Lender:
+        account = Account(
+            self._leases,
+            self._pressure,
+            self._conservation,
+            self._tally,
+            frames_dropped=lambda: self._channel.frames_dropped(),
+        )
+        return Lender(
+            self._leases,
+            engine_id=self.engine_id,
+            describe_source=self._source,
+            counters=account.counters,
+            patience_ns=settings.claim_timeout_ns,
+        )
+
+    def bind(self, manager: "KVCacheManager") -> None:
+        """Take the scheduler's KV cache manager and its block pool: leases hold references to the pool's
+        blocks, and give way to the manager's allocations."""
+        if not self._reusable:
+            return
+        blocks = self._leases.bind(manager.block_pool)
+        self._late.bind(blocks)
+        self._pressure.relieve(manager)
+        self._conservation.bind(manager, blocks)
 
     def drop_leases(self) -> None:
         """End every lease of this engine."""
-        self._retainer.drop_all()
+        self._leases.drop_all()
 
     def set_xfer_handshake_metadata(
         self, metadata: "dict[tuple[int, int], KVConnectorHandshakeMetadata]"
@@ -110,7 +150,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         super().set_xfer_handshake_metadata(metadata)
         if before not in (0, registration_generation(self)):
             self._incarnation = secrets.token_hex(8)
-            self._retainer.begin_incarnation(self._incarnation)
+            self._leases.drop_all(self._incarnation)
 
     def _source(self, request_id: str) -> Source:
         return Source(
@@ -126,7 +166,10 @@ class KvloopScheduler(NixlPullConnectorScheduler):
     def on_new_request(self, request: "Request") -> None:
         """A request arrived: send the claim that its handle asks for."""
         super().on_new_request(request)
-        self._retainer.give_back()
+        if not self._met_core:
+            self._meet_core()
+        self._leases.give_back()
+        self._lender.answer_deferred(starved=self._starved)
         params = request.kv_transfer_params
         if not params:
             return
@@ -144,30 +187,39 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """How many tokens beyond the local hit can be read, and that the read is asynchronous."""
-        self._retainer.make_room(self._blocks_wanted(request, num_computed_tokens))
         if request.request_id in self._readback:
             return self._readback.decide(request, num_computed_tokens)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
-    def _blocks_wanted(self, request: "Request", num_computed_tokens: int) -> int:
-        return -(-(request.num_tokens - num_computed_tokens) // self.block_size) + 1
+    def _meet_core(self) -> None:
+        """Find who is calling: the engine core, to wake it; vLLM's scheduler, to see what it holds."""
+        self._met_core = True
+        self._conservation.count_freed_later(find_blocks_freed_later())
+        self._lender.wake_with(find_wake())
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
         """Blocks were allocated: order the read into those that are not there yet."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if request.request_id not in self._readback:
-            return
+        is_read_back = request.request_id in self._readback
         if num_external_tokens == 0:
-            self._readback.decline(request)
-        else:
-            missing = self.get_exchange_clipped_blocks(blocks.get_unhashed_block_ids_all_groups())
+            if is_read_back:
+                self._readback.decline(request)
+            return
+        missing = self.get_exchange_clipped_blocks(blocks.get_unhashed_block_ids_all_groups())
+        if is_read_back:
             self._readback.order(request, list(missing[0]))
+        elif len(self._handovers) < MAX_HANDOVERS:
+            self._handovers[request.request_id] = len(missing[0])
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KvloopMetadata:
         """This step's orders for the workers."""
-        self._retainer.give_back()
+        refused = self._pressure.refused_total
+        self._starved, self._refused_before = refused > self._refused_before, refused
+        self._leases.give_back()
+        self._lender.answer_deferred(starved=self._starved)
+        self._conservation.check_when_due()
         orders = super().build_connector_meta(scheduler_output)
         assert isinstance(orders, NixlConnectorMetadata)
         meta = KvloopMetadata.extend(orders)
@@ -176,37 +228,27 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self._incarnations_due.clear()
         return meta
 
+    def has_pending_push_work(self) -> bool:
+        """vLLM asks whether to take a step although no request needs one: none is needed for kvloop's sake.
+        It asks on its own thread also when it has been woken out of idleness, so claims are answered here."""
+        self._lender.answer_deferred(starved=False)
+        return super().has_pending_push_work()
+
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Transfers ended: release claims, set late blocks aside, take ended ones back."""
         super().update_connector_output(connector_output)
         news = connector_output.kv_connector_worker_meta
         if isinstance(news, WorkerNews):
             for request_id, workers in news.late.items():
-                self._set_aside(request_id, workers)
+                self._late.set_aside(request_id, workers, self._readback.target_blocks(request_id))
             for request_id, workers in news.ended.items():
-                self._take_back(request_id, workers)
+                self._late.take_back(request_id, workers)
         for request_id in connector_output.finished_recving or ():
-            self._readback.end(request_id, failed=request_id in connector_output.failed_recving)
-
-    def _set_aside(self, request_id: str, workers: int) -> None:
-        """Hold the blocks that a late read may still write to, beside whatever the request does now."""
-        pool = self._pool
-        if pool is None:
-            return
-        self._late_workers[request_id] = self._late_workers.get(request_id, 0) + workers
-        if request_id not in self._late_blocks:
-            blocks = self._readback.target_blocks(request_id)
-            pool.touch([pool.blocks[block] for block in blocks])
-            self._late_blocks[request_id] = blocks
-
-    def _take_back(self, request_id: str, workers: int) -> None:
-        left = self._late_workers.get(request_id, 0) - workers
-        self._late_workers[request_id] = left
-        if left > 0 or self._pool is None:
-            return
-        del self._late_workers[request_id]
-        pool = self._pool
-        pool.free_blocks(pool.blocks[block] for block in reversed(self._late_blocks.pop(request_id, [])))
+            failed = request_id in connector_output.failed_recving
+            self._readback.end(request_id, failed=failed)
+            blocks = self._handovers.pop(request_id, 0)
+            if blocks and not failed:
+                self._tally.handed_over(blocks)
 
     def request_finished(
         self, request: "Request", block_ids: "tuple[list[int], ...] | list[list[int]]"
@@ -223,14 +265,30 @@ class KvloopScheduler(NixlPullConnectorScheduler):
                 answer["kvloop_incarnation"] = self._incarnation
                 answer["remote_prefill_cached_tokens"] = turn["local_tokens"] + turn["returned_tokens"]
             return delay_free, answer
-        if self._reusable and self._settings.retains and request.status in _ENDED_WELL and not delay_free:
+        if self._may_retain(request, params) and not delay_free:
             handle = self._retainer.retain(request, tuple(block_ids))
             if handle is not None:
                 return False, {"kvloop_handle": self._retainer.encode(handle)}
         return delay_free, answer
 
+    def _may_retain(self, request: "Request", params: dict[str, Any]) -> bool:
+        return (
+            self._reusable
+            and self._settings.retains
+            and request.status in _ENDED_WELL
+            and params.get("kvloop_retain") is not False
+        )
+
     def shutdown(self) -> None:
         """Stop the control channel and end every lease."""
         self._channel.stop()
-        self._retainer.drop_all()
+        self._leases.drop_all()
         super().shutdown()  # type: ignore[no-untyped-call]
+
+
+def _block_bytes(kv_cache_config: "KVCacheConfig") -> int:
+    """What one block holds on one worker."""
+    return sum(
+        len(group.layer_names) * group.kv_cache_spec.page_size_bytes
+        for group in kv_cache_config.kv_cache_groups
+    )

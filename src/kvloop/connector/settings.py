@@ -32,8 +32,10 @@ _KNOWN = frozenset(
         "kvloop_control_port",
         "kvloop_claim_timeout_ms",
         "kvloop_claim_term_ms",
+        "kvloop_lease_term",
         "kvloop_max_retained",
         "kvloop_progress_delay_us",
+        "kvloop_check_every_step",
     }
 )
 
@@ -49,10 +51,12 @@ class Settings:
     control_port: int
     recompute_threshold_tokens: int
     lease_ttl_ns: int
+    lease_term_ns: int
     claim_timeout_ns: int
     claim_term_ns: int
     max_retained_share: float
     progress_delay_us: int | None
+    checks_every_step: bool
 
     @property
     def reads(self) -> bool:
@@ -79,6 +83,13 @@ def _whole(extra: Mapping[str, Any], name: str, default: int, low: int, high: in
     if value != int(value):
         raise UserError(f"kv_connector_extra_config.{name} must be a whole number, not {value!r}")
     return int(value)
+
+
+def _flag(extra: Mapping[str, Any], name: str) -> bool:
+    value = extra.get(name, False)
+    if not isinstance(value, bool):
+        raise UserError(f"kv_connector_extra_config.{name} must be true or false, not {value!r}")
+    return value
 
 
 def _host(extra: Mapping[str, Any], default: str) -> str:
@@ -140,17 +151,21 @@ def read_settings(extra: Mapping[str, Any], *, side_channel_host: str, data_para
     delay = None
     if extra.get("kvloop_progress_delay_us") is not None:
         delay = _whole(extra, "kvloop_progress_delay_us", 0, 0, 1_000_000)
+    ttl_s = _number(extra, "decoder_kv_blocks_ttl", 480, 0.001, 86_400)
+    term_s = _number(extra, "kvloop_lease_term", 60, 0.001, 86_400)
     return Settings(
         role=role,
         key=_secret(extra),
         control_host=_host(extra, side_channel_host),
         control_port=port,
         recompute_threshold_tokens=_whole(extra, "kv_recompute_threshold", 64, 0, 10_000_000),
-        lease_ttl_ns=int(_number(extra, "decoder_kv_blocks_ttl", 480, 0.001, 86_400) * NS_PER_S),
+        lease_ttl_ns=int(ttl_s * NS_PER_S),
+        lease_term_ns=int(min(term_s, ttl_s) * NS_PER_S),
         claim_timeout_ns=int(_number(extra, "kvloop_claim_timeout_ms", 1_000, 1, 60_000) * NS_PER_MS),
         claim_term_ns=int(
             _number(extra, "kvloop_claim_term_ms", 5_000, MIN_CLAIM_TERM_MS, 600_000) * NS_PER_MS
         ),
         max_retained_share=_number(extra, "kvloop_max_retained", 0.9, 0.0, 1.0),
         progress_delay_us=delay,
+        checks_every_step=_flag(extra, "kvloop_check_every_step"),
     )
