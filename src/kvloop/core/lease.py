@@ -155,12 +155,12 @@ class LeaseTable:
         if lease is None or lease.ending is not None:
             self.totals.renewals_lost += 1
             return False
-        self.totals.renewed += 1
         lease.state = TRANSITIONS[lease.state, LeaseEvent.RENEW]
         if chance is not None and chance != lease.chance:
             lease.chance = checked_chance(chance)
             if lease.state is LeaseState.GRANTED:
                 self._unclaimed.put(lease)
+        self.totals.renewed += 1
         capped_ns = min(self._now_ns + term_ns, lease.last_use_ns + self.ttl_ns)
         if capped_ns > lease.deadline_ns:
             lease.deadline_ns = capped_ns
@@ -245,13 +245,11 @@ class LeaseTable:
         self._lease_deadlines.check_integrity()
         self._claims.check_integrity(self._leases)
         for lease_id, lease in self._leases.items():
-            claimed = bool(lease.claim_ids)
-            assert lease.state is (LeaseState.CLAIMED if claimed else LeaseState.GRANTED)
-            assert claimed or lease.ending is None, "a lease that should have ended is still there"
+            assert lease.state is (LeaseState.CLAIMED if lease.claim_ids else LeaseState.GRANTED)
+            assert lease.claim_ids or lease.ending is None, "a lease that should have ended is still there"
             assert (lease_id in self._lease_deadlines) is (lease.ending is None)
             assert lease.deadline_ns <= lease.last_use_ns + self.ttl_ns
-        unclaimed = {key: one for key, one in self._leases.items() if one.state is LeaseState.GRANTED}
-        self._unclaimed.check_integrity(unclaimed)
+        self._unclaimed.check_integrity({key: one for key, one in self._leases.items() if not one.claim_ids})
         assert self._held.count == sum(lease.block_count for lease in self._leases.values())
         assert sum(self._ended_total.values()) + len(self._leases) == self.totals.granted
         assert len(self._leases) <= self.max_leases

@@ -29,9 +29,8 @@ MAX_TABLES = 10_000  # callers x endings, at about 2 KiB; the least recently see
 SHRINK_WEIGHT = 8 * OBSERVATION  # what a caller's own counts need to weigh as much as everybody's
 PRIOR_WEIGHT = 4 * OBSERVATION  # and everybody's, to weigh as much as the recorded sessions
 MAX_UNSEEN_EVENTS = 256  # that a plan may be behind its table
-# As long as 25 s of holding cost as much as computing. What an engine's memory takes to be computed anew is
-# several times that; but what is let go is seldom lost, and only then had holding been of use. On the recorded
-# sessions, docs/protocol.md has the figures.
+# Short beside the time that an engine takes to compute what its memory holds: what is let go is seldom lost,
+# and only then had holding it been of use. Figures on recorded sessions are in docs/protocol.md.
 DEFAULT_BREAK_EVEN_NS = 25_000_000_000
 
 
