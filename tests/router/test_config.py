@@ -58,7 +58,7 @@ def test_everything_said() -> None:
         ],
         *["--max-body-bytes", "1000", "--keep-alive-s", "1.5", "--prefill-timeout-s", "2"],
         *["--secret-file", "s", "--lease-policy", "fixed", "--lease-term-s", "30"],
-        *["--renew-interval-s", "9", "--max-leases", "7"],
+        *["--renew-interval-s", "9", "--break-even-s", "8", "--max-leases", "7"],
     )
     assert config == RouterConfig(
         prefill=("http://p:1", "https://[::1]:2/"),
@@ -71,7 +71,7 @@ def test_everything_said() -> None:
         tenant_header="x-org",
         retention_s=60.0,
         prefill_timeout_s=2.0,
-        leases=Leases("s", LeasePolicy.FIXED, 30.0, 9.0, 7),
+        leases=Leases("s", LeasePolicy.FIXED, 30.0, 9.0, 8.0, 7),
         limits=Limits(max_body_bytes=1000),
         timeouts=Timeouts(keep_alive_s=1.5),
     )
@@ -91,6 +91,7 @@ def test_everything_said() -> None:
         (("--decode", "http://d", "--keep-alive-s", "-1"), "--keep-alive-s"),
         (("--decode", "http://d", "--retention-s", "0"), "--retention-s"),
         (("--decode", "http://d", "--max-leases", "0"), "--max-leases"),
+        (("--decode", "http://d", "--break-even-s", "0"), "--break-even-s"),
         (("--decode", "http://d", "--renew-interval-s", "0"), "--renew-interval-s"),
         (("--decode", "http://d", "--lease-term-s", "20"), "--lease-term-s"),
         (("--decode", "http://d", "--lease-term-s", "1e9"), "--lease-term-s"),

@@ -65,8 +65,8 @@ def _list(conversations: Conversations) -> Answer:
     async def answer(request: Request) -> Response:
         asked = request.query_params.get("limit", "100")
         limit = min(int(asked), LIST_MAX_TURNS) if asked.isdecimal() else 100
+        conversations.expire()
         now_ns = conversations.clock_ns()
-        conversations.table.expire(now_ns)
         listed: list[dict[str, Any]] = []
         for turn, label in conversations.table.turns():
             if len(listed) == limit:
@@ -89,7 +89,7 @@ def _list(conversations: Conversations) -> Answer:
 def _forget(conversations: Conversations) -> Answer:
     async def answer(request: Request) -> Response:
         kind, value = request.path_params["kind"], request.path_params["value"]
-        forgotten = conversations.table.remove(kind, value)
+        forgotten = conversations.remove(kind, value)
         return JSONResponse({"forgotten": forgotten}, 200 if forgotten else 404)
 
     return answer

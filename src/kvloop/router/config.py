@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from kvloop.core.returns import DEFAULT_BREAK_EVEN_NS
 from kvloop.errors import UserError
 from kvloop.wire.control import MAX_TERM_MS
 
@@ -51,6 +52,7 @@ class Leases:
     lease_policy: LeasePolicy = LeasePolicy.ADAPTIVE
     lease_term_s: float = 60.0  # a router that stops renewing has given everything back within it
     renew_interval_s: float = 20.0  # a third: two messages may be lost before a lease is
+    break_even_s: float = DEFAULT_BREAK_EVEN_NS / 1e9
     max_leases: int = 100_000  # as many as one decode engine's table holds
 
 
@@ -83,8 +85,8 @@ class RouterConfig:
                     raise UserError(f"--{bound.name.replace('_', '-')} must be positive")
         if min(self.prefill_timeout_s, self.retention_s) <= 0:
             raise UserError("--prefill-timeout-s and --retention-s must be positive")
-        if self.leases.max_leases <= 0:
-            raise UserError("--max-leases must be positive")
+        if min(self.leases.max_leases, self.leases.break_even_s) <= 0:
+            raise UserError("--max-leases and --break-even-s must be positive")
         if not 0 < self.leases.renew_interval_s < self.leases.lease_term_s <= MAX_TERM_MS / 1000:
             raise UserError("--renew-interval-s must be positive, and shorter than --lease-term-s")
 
@@ -168,6 +170,12 @@ def _add_leases(parser: argparse.ArgumentParser, default: Leases) -> None:
         parser, "lease_term_s", default.lease_term_s, "a lease lives after each renewal; decode's lease term"
     )
     _add_bound(parser, "renew_interval_s", default.renew_interval_s, "between two renewals of a lease")
+    _add_bound(
+        parser,
+        "break_even_s",
+        default.break_even_s,
+        "that holding a token's KV may last to cost as much as computing it; longer keeps more",
+    )
     _add_bound(parser, "max_leases", default.max_leases, "leases that are renewed")
 
 
@@ -185,11 +193,12 @@ def from_args(namespace: argparse.Namespace) -> RouterConfig:
         retention_s=namespace.retention_s,
         tenant_header=namespace.tenant_header.lower(),
         leases=Leases(
-            namespace.secret_file,
-            LeasePolicy(namespace.lease_policy),
-            namespace.lease_term_s,
-            namespace.renew_interval_s,
-            namespace.max_leases,
+            secret_file=namespace.secret_file,
+            lease_policy=LeasePolicy(namespace.lease_policy),
+            lease_term_s=namespace.lease_term_s,
+            renew_interval_s=namespace.renew_interval_s,
+            break_even_s=namespace.break_even_s,
+            max_leases=namespace.max_leases,
         ),
         limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
         timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),

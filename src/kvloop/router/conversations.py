@@ -8,10 +8,12 @@ its own kind.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, content_keys, name_key
+from kvloop.router.leases import TurnLeases, is_return
 from kvloop.router.request import Request
 from kvloop.router.retain import retention_asked_ns
 from kvloop.wire.openai import SALT_PREFIX, Endpoint, Generation, RequestError, filed_handle
@@ -56,6 +58,7 @@ class Lookup:
     """A request as the table sees it. `salt` is the engines' cache salt, None for none.
 
     `keep_ns`: how long its client wants what it leaves to be kept, 0 for not at all, None if it does not say.
+    `gap_ns`: how long ago the turn ended that it goes on from, None where it shares only a part with it.
     """
 
     tenant: str
@@ -64,10 +67,14 @@ class Lookup:
     names: list[tuple[Name, bytes]]
     match: Match | None
     keep_ns: int | None
+    gap_ns: int | None = None
 
 
 class Conversations:
-    """The lineage table with its clock, its key and its retention."""
+    """The lineage table with its clock, its key and its retention.
+
+    `leases`: those of the filed turns, where the router renews them.
+    """
 
     def __init__(
         self,
@@ -76,8 +83,10 @@ class Conversations:
         tenant_header: str,
         retention_s: float,
         clock_ns: Callable[[], int],
+        leases: TurnLeases | None = None,
     ) -> None:
         self.table = table
+        self.leases = leases
         self.clock_ns = clock_ns
         self._key = key
         self._tenant_header = tenant_header.encode()
@@ -101,21 +110,57 @@ class Conversations:
             (name, name_key(self._key, tenant, generation.model, name))
             for name in _names(request, generation)
         ]
-        match = self.table.find(content, names, self.clock_ns())
-        return Lookup(tenant, salt, content, names, match, keep_ns)
+        now_ns = self.clock_ns()
+        match = self.table.find(content, names, now_ns)
+        self._end_leases(())
+        gap_ns = None
+        if match is not None:
+            if is_return(match):
+                gap_ns = now_ns - (match.turn.expires_ns - self._retention_ns)
+            if self.leases is not None and self.leases.are_gone(match.turn):
+                match = None
+        return Lookup(tenant, salt, content, names, match, keep_ns, gap_ns)
 
-    def file(self, lookup: Lookup, handle: bytes, engine: str) -> bool:
+    @contextmanager
+    def using(self, lookup: Lookup) -> Iterator[None]:
+        """While the block lasts, the request may claim what it found."""
+        if lookup.match is None or self.leases is None:
+            yield
+        else:
+            with self.leases.using(lookup.match):
+                yield
+
+    def file(self, lookup: Lookup, handle: bytes, engine: str, ending: str) -> bool:
         """Remember the handle that `engine` gave for the request's turn. False if it is not worth it."""
         filed = filed_handle(handle) if len(handle) <= MAX_HANDLE_BYTES else None
         if filed is None or lookup.keep_ns == 0:
             return False
         now_ns = self.clock_ns()
         names = tuple(name for name, _ in lookup.names)
-        turn = FiledTurn(
-            filed, engine, lookup.tenant, len(lookup.content), now_ns + self._retention_ns, names
-        )
-        self.table.file(turn, lookup.content, [key for _, key in lookup.names], now_ns)
+        lease = self.leases.read(filed) if self.leases is not None else None
+        expires_ns = now_ns + self._retention_ns
+        turn = FiledTurn(filed, engine, lookup.tenant, len(lookup.content), expires_ns, names, lease)
+        if self.leases is not None:
+            self.leases.filed(turn, ending, lookup.keep_ns)
+        self._end_leases(self.table.file(turn, lookup.content, [key for _, key in lookup.names], now_ns))
         return True
+
+    def remove(self, kind: str, value: str) -> int:
+        """Forget the turns named so and let their leases go; how many turns that were."""
+        removed = self.table.remove(kind, value)
+        self._end_leases(())
+        return removed
+
+    def expire(self) -> None:
+        """Forget turns that have passed their time."""
+        self.table.expire(self.clock_ns())
+        self._end_leases(())
+
+    def _end_leases(self, superseded: Sequence[FiledTurn]) -> None:
+        """End those of superseded turns, and of all that the table has let go of."""
+        turns = [*superseded, *self.table.take_dropped()]
+        if turns and self.leases is not None:
+            self.leases.ended(turns)
 
     def _caller(self, request: Request) -> bytes | None:
         values = [value for name, value in request.headers if name == self._tenant_header]

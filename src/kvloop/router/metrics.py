@@ -15,6 +15,7 @@ from kvloop.router.turn import Route
 
 MAX_MISS_REASONS = 32
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_GAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 240.0, 480.0)
 
 
 class Metrics:
@@ -44,6 +45,12 @@ class Metrics:
             "From a request's last byte to its answer's first",
             ("route",),
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.gap = Histogram(
+            "kvloop_router_return_gap_seconds",
+            "From the end of a turn to the beginning of one that goes on from all of it",
+            buckets=_GAP_SECONDS,
             registry=self.registry,
         )
         self.first_byte = {route: seconds.labels(route.value) for route in Route}

@@ -21,6 +21,7 @@ from kvloop.router.response import Response
 from kvloop.router.retain import without_retention
 from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn
 from kvloop.router.upstream import EngineFailureError, Head
+from kvloop.wire.ending import ending_of_answer
 from kvloop.wire.openai import (
     Endpoint,
     Generation,
@@ -34,6 +35,8 @@ from kvloop.wire.openai import (
 )
 
 logger = logging.getLogger("kvloop.router")
+
+_NS_PER_S = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -77,14 +80,15 @@ class Proxy:
         run = self._run(request, response, generation, lookup, forwarded(request, identifier))
         step: Step | None = run.turn.start()
         try:
-            while step is not None:
-                if isinstance(step, AskPrefill):
-                    step = await self._prefill(run, step)
-                elif isinstance(step, AskDecode):
-                    step = await self._decode(run, step)
-                else:
-                    self._give_up(run, step)
-                    step = None
+            with self._conversations.using(lookup):
+                while step is not None:
+                    if isinstance(step, AskPrefill):
+                        step = await self._prefill(run, step)
+                    elif isinstance(step, AskDecode):
+                        step = await self._decode(run, step)
+                    else:
+                        self._give_up(run, step)
+                        step = None
         except asyncio.CancelledError:
             self._metrics.gone.inc()
             raise
@@ -95,6 +99,8 @@ class Proxy:
     ) -> _Run:
         match = lookup.match if self._config.return_enabled else None
         self._metrics.found.labels(match.by if match else "none").inc()
+        if lookup.gap_ns is not None:
+            self._metrics.gap.observe(lookup.gap_ns / _NS_PER_S)
         if generation.alone:
             self._metrics.alone.labels(generation.alone).inc()
         preferred = match.turn.engine if match else None
@@ -168,7 +174,7 @@ class Proxy:
             return run.turn.decode_failed()
         answer, handle = take_handle(answer)
         if handle is not None:
-            self._file(run, engine, handle)
+            self._file(run, engine, handle, ending_of_answer(answer))
         self._before_first_byte(run)
         run.response.send(head.status, returned(head), answer)
         return None
@@ -199,8 +205,8 @@ class Proxy:
             run.response.headers.append((b"x-kvloop-reused-tokens", b"%d" % run.report.returned_tokens))
             run.response.headers.append((b"x-kvloop-cached-tokens", b"%d" % cached))
 
-    def _file(self, run: _Run, engine: Engine, handle: bytes) -> None:
-        if self._config.return_enabled and self._conversations.file(run.lookup, handle, engine.url):
+    def _file(self, run: _Run, engine: Engine, handle: bytes, ending: str) -> None:
+        if self._config.return_enabled and self._conversations.file(run.lookup, handle, engine.url, ending):
             self._metrics.filed.inc()
 
     def _count(self, report: TurnReport | None, asked: bool) -> None:

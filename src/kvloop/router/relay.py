@@ -17,9 +17,9 @@ from kvloop.wire.sse import HandleFilter
 class StreamRelay:
     """The sink between one exchange and one response. `done` tells whether the stream was whole.
 
-    `on_first` is called before the first byte goes out, `on_handle` with every handle that is taken out,
-    before the client can know that the answer is over. `done` raises EngineFailureError if not a byte has
-    gone out.
+    `on_first` is called before the first byte goes out, `on_handle` with every handle that is taken out and
+    how the answer ended, before the client can know that it is over. `done` raises EngineFailureError if not
+    a byte has gone out.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class StreamRelay:
         headers: Headers,
         max_event_bytes: int,
         on_first: Callable[[], None],
-        on_handle: Callable[[bytes], None],
+        on_handle: Callable[[bytes, str], None],
     ) -> None:
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._connection = connection
@@ -78,7 +78,7 @@ class StreamRelay:
         if self._filter.handle != self._handle:
             self._handle = self._filter.handle
             if self._handle is not None:
-                self._on_handle(self._handle)
+                self._on_handle(self._handle, self._filter.ending)
         if data:
             if not self._response.started:
                 self._start()

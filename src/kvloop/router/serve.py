@@ -28,6 +28,7 @@ from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
 from kvloop.router.downstream import ClientConnection, Service
 from kvloop.router.engines import Engine, Fleet
+from kvloop.router.heartbeat import renewing
 from kvloop.router.metrics import Metrics
 from kvloop.router.proxy import Proxy
 from kvloop.router.request import BodyBudget
@@ -91,40 +92,52 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
 
     On leaving it drains, unless `hurry` is set.
     """
-    loop = asyncio.get_running_loop()
+    metrics = Metrics()
+    async with renewing(config, metrics) as leases:
+        fleet = _fleet(config)
+        conversations = Conversations(
+            LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes),
+            secrets.token_bytes(LINEAGE_KEY_BYTES),
+            config.tenant_header,
+            config.retention_s,
+            time.monotonic_ns,
+            leases,
+        )
+        metrics.observe(fleet, conversations.table)
+        app = App(Proxy(config, fleet, conversations, metrics), fleet)
+        service = Service(app, config.limits, config.timeouts, BodyBudget(config.limits.max_buffered_bytes))
+        admin = admin_app(fleet, conversations, metrics)
+        try:
+            async with _public(config, service) as (server, port), _admin(config, admin) as admin_port:
+                yield Ports(port, admin_port)
+                server.close()
+                await _drain(service, config.timeouts.drain_timeout_s, hurry)
+        finally:
+            for connection in list(service.connections):
+                connection.abort()
+            fleet.close()
+
+
+def _fleet(config: RouterConfig) -> Fleet:
     connect_s = config.timeouts.connect_timeout_s
-    fleet = Fleet(
+    return Fleet(
         [Engine(url, "prefill", connect_s) for url in config.prefill],
         [Engine(url, "decode", connect_s) for url in config.decode],
-        loop.time,
+        asyncio.get_running_loop().time,
     )
-    table = LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes)
-    conversations = Conversations(
-        table,
-        secrets.token_bytes(LINEAGE_KEY_BYTES),
-        config.tenant_header,
-        config.retention_s,
-        time.monotonic_ns,
-    )
-    metrics = Metrics()
-    metrics.observe(fleet, table)
-    app = App(Proxy(config, fleet, conversations, metrics), fleet)
-    service = Service(app, config.limits, config.timeouts, BodyBudget(config.limits.max_buffered_bytes))
+
+
+@contextlib.asynccontextmanager
+async def _public(config: RouterConfig, service: Service) -> AsyncIterator[tuple[asyncio.Server, int]]:
+    """The clients' port, open as long as the block lasts."""
     listening = _listen(config.host, config.port)
-    port = listening.getsockname()[1]
-    server = await loop.create_server(
+    server = await asyncio.get_running_loop().create_server(
         lambda: ClientConnection(service), sock=listening, backlog=LISTEN_BACKLOG
     )
     try:
-        async with _admin(config, admin_app(fleet, conversations, metrics)) as admin_port:
-            yield Ports(port, admin_port)
-            server.close()
-            await _drain(service, config.timeouts.drain_timeout_s, hurry)
+        yield server, listening.getsockname()[1]
     finally:
         server.close()
-        for connection in list(service.connections):
-            connection.abort()
-        fleet.close()
 
 
 async def _drain(service: Service, timeout_s: float, hurry: asyncio.Event | None) -> None:

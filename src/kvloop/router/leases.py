@@ -1,0 +1,99 @@
+"""The leases behind filed turns: read out of handles, in use while a turn may claim them, ended with it.
+
+Decode's handle names a lease; whoever has the deployment's secret can read which, and where. The keeper
+(`core.keeper`) decides what becomes of it. Here it hears what happens to conversations: a turn was filed, one
+goes on from it, nothing leads to it any more. A lease that decode knows no more is not offered again.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from kvloop.core.handle import LeaseRef
+from kvloop.core.keeper import Ending
+from kvloop.core.lineage import CONTENT, FiledTurn, Match
+from kvloop.errors import HandleError
+from kvloop.router.renewal import Renewal
+from kvloop.wire.handle import decode_handle
+
+logger = logging.getLogger("kvloop.router")
+
+LOG_EVERY_NS = 10_000_000_000
+
+
+class _Filed(msgspec.Struct):
+    kvloop_handle: str | None = None
+
+
+_FILED = msgspec.json.Decoder(_Filed)
+
+
+def is_return(match: Match) -> bool:
+    """Whether a request goes on from all of the turn that it was found by, and not from a part that others
+    share. A name says so, whatever became of the history."""
+    return match.by != CONTENT or match.depth >= match.turn.depth
+
+
+class TurnLeases:
+    """The leases of one router's filed turns. `refused` counts handles that could not be read, by reason."""
+
+    def __init__(self, renewal: Renewal, key: bytes) -> None:
+        self.refused: Counter[str] = Counter()
+        self.renewal = renewal
+        self._keeper = renewal.keeper
+        self._clock_ns = renewal.clock_ns
+        self._key = key
+        self._silent_until_ns = 0
+
+    def read(self, handle: bytes) -> LeaseRef | None:
+        """The lease that a filed handle names; None for upstream's, or one that our secret does not open."""
+        try:
+            text = _FILED.decode(handle).kvloop_handle
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            text = None
+        if text is None:
+            return None
+        try:
+            return LeaseRef.of(decode_handle(text, self._key))
+        except HandleError as error:
+            self.refused[error.reason] += 1
+            now_ns = self._clock_ns()
+            if now_ns >= self._silent_until_ns:
+                self._silent_until_ns = now_ns + LOG_EVERY_NS
+                logger.warning("a handle cannot be read (%s); is --secret-file the engines' own?", error)
+            return None
+
+    def filed(self, turn: FiledTurn, ending: str, keep_ns: int | None) -> None:
+        """A turn that ended so was filed. `keep_ns`: its client's wish, None for none."""
+        if turn.lease is not None:
+            self._keeper.filed(turn.lease, turn.tenant, Ending(ending), self._clock_ns(), keep_ns)
+            self.renewal.nudge()
+
+    @contextmanager
+    def using(self, match: Match) -> Iterator[None]:
+        """While the block lasts, a request that found this may claim its lease."""
+        lease = match.turn.lease
+        if lease is None:
+            yield
+            return
+        self._keeper.used(lease.lease_id, self._clock_ns(), is_return(match))
+        try:
+            yield
+        finally:
+            self._keeper.done(lease.lease_id, self._clock_ns())
+            self.renewal.nudge()
+
+    def ended(self, turns: Iterable[FiledTurn]) -> None:
+        """Nothing leads to these turns any more."""
+        for turn in turns:
+            if turn.lease is not None:
+                self.renewal.gone.pop(turn.lease.lease_id, None)
+                self._keeper.ended(turn.lease.lease_id, self._clock_ns())
+        self.renewal.nudge()
+
+    def are_gone(self, turn: FiledTurn) -> bool:
+        """Whether there is nothing to read back for this turn."""
+        return turn.lease is not None and turn.lease.lease_id in self.renewal.gone
