@@ -211,6 +211,39 @@ async def test_two_routers_may_renew_the_same_lease() -> None:
 
 
 @in_loop
+async def test_traffic_that_never_comes_back_costs_next_to_nothing() -> None:
+    """Ten minutes of single turns teach the router to let go at once; the fixed policy pays for each."""
+    held_s = []
+    for fixed in (False, True):
+        clock = Clock()
+        with decode_peer(clock) as peer, router_side(clock, fixed=fixed) as side:
+            for _ in range(600):
+                side.file(peer)
+                await side.run_until(clock.now_ns / NS_PER_S + 1)
+            held_s.append(peer.held())  # one turn a second: as many seconds are held of each
+    adaptive_s, fixed_s = held_s
+    assert TTL_S - 1 <= fixed_s <= TTL_S
+    assert adaptive_s < 10, adaptive_s
+
+
+@in_loop
+async def test_a_wish_is_kept_whatever_the_model_says() -> None:
+    """Longer than the router would, and not beyond the TTL; and 0 lets go at once."""
+    clock = Clock()
+    with decode_peer(clock) as peer, router_side(clock, fixed=False) as side:
+        for _ in range(300):
+            side.file(peer)
+            await side.run_until(clock.now_ns / NS_PER_S + 1)
+        began_s = clock.now_ns // NS_PER_S
+        wishes = {wish_s: side.file(peer, keep_ns=wish_s * NS_PER_S) for wish_s in (0, 100, 1_000_000)}
+        for at_s, kept in ((2, (100, 1_000_000)), (99, (100, 1_000_000)), (102, (1_000_000,)), (482, ())):
+            await side.run_until(began_s + at_s)
+            assert peer.held() >= len(kept)
+            states = {wish_s: peer.table.state(lease_id(turn)) for wish_s, turn in wishes.items()}
+            assert tuple(wish_s for wish_s, state in states.items() if state is not None) == kept, at_s
+
+
+@in_loop
 async def test_ten_thousand_leases_go_in_steps_and_one_message() -> None:
     """No step looks at more than its share, on the way out and when all are said to be gone."""
     clock = Clock()

@@ -22,6 +22,7 @@ from kvloop.wire.handle import decode_handle
 logger = logging.getLogger("kvloop.router")
 
 LOG_EVERY_NS = 10_000_000_000
+SHARED_KINDS = ("prompt_cache_key", "x-smg-routing-key")  # names that many conversations may have in common
 
 
 class _Filed(msgspec.Struct):
@@ -32,9 +33,13 @@ _FILED = msgspec.json.Decoder(_Filed)
 
 
 def is_return(match: Match) -> bool:
-    """Whether a request goes on from all of the turn that it was found by, and not from a part that others
-    share. A name says so, whatever became of the history."""
-    return match.by != CONTENT or match.depth >= match.turn.depth
+    """Whether a request goes on from the turn that it found, and does not only share a part with it.
+
+    All of the turn's units say so, or the conversation's own name, whatever became of the history.
+    """
+    if match.by == CONTENT:
+        return match.depth >= match.turn.depth
+    return match.by not in SHARED_KINDS
 
 
 class TurnLeases:

@@ -27,7 +27,6 @@ MAX_ENGINES = 256  # as many as the control channel holds connections to
 RETRY_S = 1.0  # after a failure of our own
 LOG_EVERY_NS = 10_000_000_000  # per engine
 _NS_PER_MS = 1_000_000
-_NS_PER_S = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -71,7 +70,7 @@ class Renewal:
         self._until_ns = 0  # the task sleeps so long; 0 while it is awake
         self._serial = 0
         self._renewals: dict[Address, list[tuple[str, int, int]]] = {}
-        self._drops: dict[Address, list[str]] = {}
+        self._drops: dict[tuple[Address, bool], list[str]] = {}
         self._outgoing: list[Outgoing] = []
         self._lost: deque[_Lost] = deque()
 
@@ -128,7 +127,7 @@ class Renewal:
             return
         self._woken.clear()
         due_ns = self.keeper.next_due_ns()
-        delay_s = None if due_ns is None else max(0, due_ns - self.clock_ns()) / _NS_PER_S
+        delay_s = None if due_ns is None else _whole_ms(due_ns - self.clock_ns()) / 1000
         self._until_ns = 1 << 63 if due_ns is None else due_ns
         try:
             async with asyncio.timeout(delay_s):
@@ -140,7 +139,7 @@ class Renewal:
 
     def _gather(self, command: SendRenew | SendDrop) -> None:
         if isinstance(command, SendDrop):
-            drops = self._drops.setdefault(command.address, [])
+            drops = self._drops.setdefault((command.address, command.is_over), [])
             drops += command.lease_ids
             return
         renewals = self._renewals.setdefault(command.address, [])
@@ -155,9 +154,10 @@ class Renewal:
         for address, leases in renewals.items():
             self._renew(address, leases)
         drops, self._drops = self._drops, {}
-        for address, lease_ids in drops.items():
+        for (address, is_over), lease_ids in drops.items():
             for start in range(0, len(lease_ids), MAX_LEASES_PER_MESSAGE):
-                self._ask(address, Drop(lease_ids[start : start + MAX_LEASES_PER_MESSAGE]), frozenset())
+                part = lease_ids[start : start + MAX_LEASES_PER_MESSAGE]
+                self._ask(address, Drop(part, is_over), frozenset())
 
     def _renew(self, address: Address, leases: list[tuple[str, int, int]]) -> None:
         self._ask(address, Renew(leases), frozenset(lease_id for lease_id, _, _ in leases))
@@ -222,3 +222,8 @@ class Renewal:
         if now_ns >= tally.silent_until_ns:
             tally.silent_until_ns = now_ns + LOG_EVERY_NS
             logger.warning("leases are not renewed at %s: %s", endpoint_of(address), why)
+
+
+def _whole_ms(ns: int) -> int:
+    """Rounded up, and one more: a timer that ends early would be set again for the rest, many times."""
+    return max(0, ns) // _NS_PER_MS + 2
