@@ -203,6 +203,23 @@ def test_a_soft_lease_proves_no_more_than_it_did(decode: Decode) -> None:
     assert granted(decode.claim_soft(handle, TOKENS[:70] + [5] * 31)).matched_tokens == 64
 
 
+def test_of_what_is_over_nothing_is_remembered(decode: Decode, clock: Clock) -> None:
+    """Held, read, ended but not yet given back, or soft: dropped for good it cannot be claimed again."""
+    held, read, ended, soft = (decode.kept() for _ in range(4))
+    decode.serve(Drop([soft.lease_id]))
+    decode.leases.give_back()
+    decode.serve(Drop([ended.lease_id]))
+    reader = granted(decode.claim(read))
+    over = [handle.lease_id for handle in (held, read, ended, soft)]
+    assert decode.serve(Drop(over, is_over=True)) == Dropped(2)
+    decode.serve(Release(reader.claim_id))
+    clock.now_ns += S
+    decode.leases.give_back()
+    assert decode.pool.held() == 0
+    assert decode.stat()['leases{state="soft"}'] == 0
+    decode.check()
+
+
 def test_after_a_reset_nothing_is_soft(decode: Decode) -> None:
     """Weights or memory are others: neither what was soft, nor what a reader still held when it happened."""
     soft, claimed = decode.kept(), decode.kept(list(range(500, 601)))

@@ -66,7 +66,7 @@ def test_what_is_superseded_is_dropped_when_nobody_uses_it() -> None:
     keeper.ended("l", 3 * S)
     assert sent(keeper, 10) == []
     keeper.done("l", 10 * S)
-    assert sent(keeper, 100) == [(11.0, SendDrop(ADDRESS, ("l",)))]
+    assert sent(keeper, 100) == [(11.0, SendDrop(ADDRESS, ("l",), is_over=True))]
     assert len(keeper) == 0
 
 
@@ -100,7 +100,7 @@ def test_what_shares_a_part_keeps_a_superseded_lease_too() -> None:
     keeper.ended("l", 2 * S)
     assert sent(keeper, 10) == []
     keeper.done("l", 10 * S)
-    assert sent(keeper, 100) == [(11.0, SendDrop(ADDRESS, ("l",)))]
+    assert sent(keeper, 100) == [(11.0, SendDrop(ADDRESS, ("l",), is_over=True))]
     assert len(keeper) == 0
     seen = keeper.model._everybody[Ending.STOP].table
     assert sum(seen.exposure) == OBSERVATION * keeper.model.bins.of(2 * S) + OBSERVATION // 2

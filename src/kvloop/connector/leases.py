@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -120,6 +121,15 @@ class Leases:
         freed = pool_blocks.free - free_before
         self._log_reclaimed(freed, now_ns)
         return freed > 0
+
+    def drop(self, lease_id: str, now_ns: int, is_over: bool) -> bool:
+        """End a lease; `is_over`: nobody will ask for it, held or soft. Whether it was held. For whoever
+        holds the lock, on any thread."""
+        if is_over:
+            self._soft.forget(lease_id)
+            if (freed := self._ended.get(lease_id)) is not None:
+                self._ended[lease_id] = replace(freed, is_void=True)
+        return self.table.drop(lease_id, now_ns, is_over)
 
     def _reclaim_one(self, now_ns: int) -> bool:
         victim = self.table.least_worth()

@@ -86,7 +86,8 @@ class Lender:
                 case Renew():
                     return self._renew(message, now_ns)
                 case Drop():
-                    return Dropped(sum(self._table.drop(lease_id, now_ns) for lease_id in message.lease_ids))
+                    dropped = [self._leases.drop(one, now_ns, message.is_over) for one in message.lease_ids]
+                    return Dropped(sum(dropped))
                 case Stat():
                     return StatReply(self._engine_id, self._table.incarnation, self._counters())
                 case _:

@@ -54,7 +54,7 @@ class Keeper:
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # least recently used first
         self._held = 0
         self._due = Deadlines()
-        self._drops: OrderedDict[str, LeaseRef] = OrderedDict()
+        self._drops: OrderedDict[str, tuple[LeaseRef, bool]] = OrderedDict()
         self._drops_due_ns = 0
 
     def __len__(self) -> int:
@@ -123,22 +123,21 @@ class Keeper:
             entry.ending = Ending.AGAIN
         self._move(entry, KeptEvent.DONE)
         if entry.state in FINAL:
-            self._drop(entry, now_ns)
+            self._drop(entry, now_ns, is_over=True)
             self._forget(entry)
         else:
             self._plan(entry, now_ns, self._keep_until(entry, now_ns))
 
     def ended(self, lease_id: str, now_ns: int) -> None:
-        """Nothing leads to this lease any more: dropped as soon as no turn in flight may claim it."""
+        """Nothing leads to this lease any more: over as soon as no turn in flight may claim it."""
         entry = self._entries.get(lease_id)
         if entry is None or entry.state is KeptState.ENDING:
             return
         self.counts.superseded += 1
-        if entry.state is KeptState.WAITING:
-            self._drop(entry, now_ns)
         self._broken_off(entry, now_ns)
         self._move(entry, KeptEvent.END)
         if entry.state in FINAL:
+            self._drop(entry, now_ns, is_over=True)
             self._forget(entry)
 
     def gone(self, lease_ids: Iterable[str], now_ns: int) -> None:
@@ -174,15 +173,15 @@ class Keeper:
             renewal = self._look_at(entry, now_ns)
             if renewal is not None:
                 renewals.setdefault(entry.ref.address, []).append(renewal)
-        drops: dict[tuple[str, int], list[str]] = {}
+        drops: dict[tuple[tuple[str, int], bool], list[str]] = {}
         if self._drops and now_ns >= self._drops_due_ns:
             for _ in range(min(limit, len(self._drops))):
-                lease_id, ref = self._drops.popitem(last=False)
+                lease_id, (ref, is_over) = self._drops.popitem(last=False)
                 self.counts.dropped += 1
-                drops.setdefault(ref.address, []).append(lease_id)
+                drops.setdefault((ref.address, is_over), []).append(lease_id)
         return [
             *(SendRenew(address, tuple(leases)) for address, leases in renewals.items()),
-            *(SendDrop(address, tuple(lease_ids)) for address, lease_ids in drops.items()),
+            *(SendDrop(address, tuple(ids), is_over) for (address, is_over), ids in drops.items()),
         ]
 
     def check_integrity(self) -> None:
@@ -263,13 +262,13 @@ class Keeper:
         """The first tick after `now_ns`."""
         return (now_ns // self.times.interval_ns + 1) * self.times.interval_ns
 
-    def _drop(self, entry: Entry, now_ns: int) -> None:
-        """Tell decode, unless the lease has expired there by itself."""
-        if entry.deadline_ns <= now_ns:
+    def _drop(self, entry: Entry, now_ns: int, is_over: bool = False) -> None:
+        """Tell decode; not of a lease that has expired there by itself, unless it is over for good."""
+        if entry.deadline_ns <= now_ns and not is_over:
             return
         if not self._drops:
             self._drops_due_ns = (now_ns // self.times.drop_every_ns + 1) * self.times.drop_every_ns
-        self._drops[entry.ref.lease_id] = entry.ref
+        self._drops[entry.ref.lease_id] = (entry.ref, is_over)
         if len(self._drops) > self.max_leases:
             self._drops.popitem(last=False)
 

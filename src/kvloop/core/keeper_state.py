@@ -91,10 +91,11 @@ class SendRenew:
 
 @dataclass(frozen=True, slots=True)
 class SendDrop:
-    """Tell the engine at `address` that these leases may go."""
+    """Tell the engine at `address` that it need not hold these leases. `is_over`: nobody will ask again."""
 
     address: tuple[str, int]
     lease_ids: tuple[str, ...]
+    is_over: bool = False
 
 
 @dataclass(slots=True)

@@ -133,7 +133,7 @@ class LeaseTable:
         self._unclaimed.drop(lease_id)
         lease.last_use_ns = self._now_ns
         self._claims.add(Claim(claim_id, lease, reader), self._now_ns + self.claim_term_ns)
-        return ClaimGranted(claim_id, matched, self._lent(lease, matched), self.claim_term_ns)
+        return ClaimGranted(claim_id, matched, lease.lent(matched, self.block_size), self.claim_term_ns)
 
     def release(self, claim_id: str, now_ns: int) -> bool:
         """End a claim. False if it has ended already, or never was: harmless."""
@@ -167,11 +167,16 @@ class LeaseTable:
             self._lease_deadlines.set(lease_id, capped_ns)
         return True
 
-    def drop(self, lease_id: str, now_ns: int) -> bool:
-        """End a lease: its conversation is over. A claimed one ends with its last claim. False if gone."""
+    def drop(self, lease_id: str, now_ns: int, is_over: bool = False) -> bool:
+        """End a lease; `is_over`: nobody will ask for it again. A claimed one ends with its last claim.
+
+        False for one that is gone, or has been dropped.
+        """
         self.advance(now_ns)
-        lease = self._leases.get(lease_id)
-        return lease is not None and self._end(lease, LeaseEvent.DROP)
+        if (lease := self._leases.get(lease_id)) is None:
+            return False
+        lease.is_void |= is_over
+        return self._end(lease, LeaseEvent.DROP)
 
     def drop_all(self, now_ns: int) -> int:
         """Drop every lease, for what their blocks hold is void; how many that were."""
@@ -268,12 +273,6 @@ class LeaseTable:
         if self._claims.is_full:
             return RefusalReason.TOO_MANY_CLAIMS
         return None
-
-    def _lent(self, lease: Lease, matched: int) -> Blocks:
-        if lease.exact_only:
-            return lease.blocks
-        needed = -(-matched // self.block_size)
-        return tuple(group[:needed] for group in lease.blocks)
 
     def _unclaim(self, lease: Lease) -> None:
         if lease.claim_ids:

@@ -87,8 +87,8 @@ class ClaimRefused:
 class FreedLease:
     """A lease that has ended: its block references are the caller's to give back.
 
-    `is_void`: everything was dropped, for the memory or the weights are not what they were, so what the
-    blocks hold proves nothing any more.
+    `is_void`: what the blocks hold is of no use to anybody any more, for its conversation is over, or the
+    memory or the weights are not what they were.
     """
 
     lease_id: str
@@ -123,6 +123,13 @@ class Lease:
 
     def __post_init__(self) -> None:
         self.block_count = sum(len(group) for group in self.blocks)
+
+    def lent(self, tokens: int, block_size: int) -> Blocks:
+        """The blocks that hold the first `tokens` tokens; all of them if nothing less can be used."""
+        if self.exact_only:
+            return self.blocks
+        needed = -(-tokens // block_size)
+        return tuple(group[:needed] for group in self.blocks)
 
     def freed(self) -> FreedLease:
         """What comes out when it has ended."""

@@ -31,7 +31,7 @@ PRIOR_WEIGHT = 4 * OBSERVATION  # and everybody's, to weigh as much as the recor
 MAX_UNSEEN_EVENTS = 256  # that a plan may be behind its table
 # Short beside the time that an engine takes to compute what its memory holds: what is let go is seldom lost,
 # and only then had holding it been of use. Figures on recorded sessions are in docs/protocol.md.
-DEFAULT_BREAK_EVEN_NS = 25_000_000_000
+DEFAULT_BREAK_EVEN_NS = 20_000_000_000
 
 
 @dataclass(slots=True)

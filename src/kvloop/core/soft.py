@@ -1,15 +1,14 @@
 """What ended leases may still be good for: their blocks are free, but not yet overwritten.
 
-An engine that gives a block back does not clear it; its content stays until the block is handed out again. So
-an ended lease is remembered with a *proof* per block: whatever its owner knew of the content when the lease
-ended, and can compare later. Memory that was given back early costs a reader nothing then, as long as nobody
-needed it: the claim is granted again over the longest prefix whose blocks are all unchanged. It is the
-second chance that page frames on a free list have (Babaoglu and Joy, Converting a Swap-Based System to do
-Paging in an Architecture Lacking Page-Referenced Bits, SOSP 1981): reclaimed without being written, given
-back to whom they belonged if he asks in time.
+An engine that gives a block back does not clear it; its content stays until the block is handed out again.
+It is what VMS called a soft page fault: a page on the free list that is wanted back before anybody else was
+given its frame costs next to nothing. So an ended lease is remembered with a *proof* per block: what its
+owner knew of the content when the lease ended, and can compare later. A claim on it is granted again over the
+longest prefix whose blocks are all unchanged, and memory that was given back early costs a reader nothing as
+long as nobody needed it.
 
-A proof that fails once fails for ever: its owner counts how often a block was handed out. The table owns no
-references, so what it forgets costs a reader time and nobody memory.
+A proof that fails once fails for ever, for its owner counts how often a block was handed out. The table owns
+no references: what it forgets costs a reader time, and nobody memory.
 """
 
 from collections import OrderedDict
@@ -63,8 +62,9 @@ class SoftTable:
         self.max_age_ns = max_age_ns
         self.max_leases = max_leases
         self.max_bytes = max_bytes
-        self._leases: OrderedDict[str, SoftLease] = OrderedDict()
+        self._leases: OrderedDict[str, SoftLease] = OrderedDict()  # in the order in which they ended
         self._used_bytes = 0
+        self._now_ns = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -82,15 +82,16 @@ class SoftTable:
         if [len(group) for group in proofs] != [len(group) for group in freed.blocks]:
             raise ValueError("not one proof for each block")
         self.forget(freed.lease_id)
-        while self._leases and next(iter(self._leases.values())).ended_ns + self.max_age_ns <= now_ns:
-            self._forget_oldest()
-        soft = SoftLease(freed.lease_id, freed.chain, freed.blocks, proofs, freed.exact_only, now_ns)
+        self._now_ns = max(self._now_ns, now_ns)
+        while self._leases and self._oldest().ended_ns + self.max_age_ns <= self._now_ns:
+            self.forget(self._oldest().lease_id)
+        soft = SoftLease(freed.lease_id, freed.chain, freed.blocks, proofs, freed.exact_only, self._now_ns)
         if freed.is_void or soft.cost_bytes > self.max_bytes:
             return False
         self._leases[soft.lease_id] = soft
         self._used_bytes += soft.cost_bytes
         while len(self._leases) > self.max_leases or self._used_bytes > self.max_bytes:
-            self._forget_oldest()
+            self.forget(self._oldest().lease_id)
         return True
 
     def get(self, lease_id: str) -> SoftLease | None:
@@ -108,19 +109,16 @@ class SoftTable:
         if soft is None:
             return None
         proven = matched_tokens(soft.chain, wanted)
-        needed = -(-proven // self.block_size)
-        intact = needed
-        for group, proofs in zip(soft.blocks, soft.proofs, strict=True):
-            known = zip(group[:needed], proofs, strict=False)
-            changed = (place for place, (block, proof) in enumerate(known) if not unchanged(block, proof))
-            intact = min(intact, next(changed, needed))
-        if intact < needed:
-            proven = intact * self.block_size // SEGMENT_TOKENS * SEGMENT_TOKENS
-        if not proven or (soft.exact_only and proven != soft.chain.token_count):
+        if soft.exact_only:
+            whole = proven == soft.chain.token_count and _first_changed(soft, None, unchanged) is None
+            return (soft.chain, soft.blocks) if whole else None
+        changed = _first_changed(soft, -(-proven // self.block_size), unchanged)
+        if changed is not None:
+            proven = changed * self.block_size // SEGMENT_TOKENS * SEGMENT_TOKENS
+        if not proven:
             return None
         kept = -(-proven // self.block_size)
-        blocks = soft.blocks if soft.exact_only else tuple(group[:kept] for group in soft.blocks)
-        return cut_chain(soft.chain, proven), blocks
+        return cut_chain(soft.chain, proven), tuple(group[:kept] for group in soft.blocks)
 
     def forget(self, lease_id: str) -> None:
         """The lease is held again, or nobody will ask for it."""
@@ -142,5 +140,16 @@ class SoftTable:
         assert ended == sorted(ended), "not in the order in which they ended"
         assert all(lease_id == soft.lease_id for lease_id, soft in self._leases.items())
 
-    def _forget_oldest(self) -> None:
-        self.forget(next(iter(self._leases)))
+    def _oldest(self) -> SoftLease:
+        return next(iter(self._leases.values()))
+
+
+def _first_changed(soft: SoftLease, until: int | None, unchanged: Unchanged) -> int | None:
+    """The first place, of all groups, before `until` at which a block is not what it was; None if none."""
+    first = until
+    for blocks, proofs in zip(soft.blocks, soft.proofs, strict=True):
+        for place, (block, proof) in enumerate(zip(blocks[:first], proofs, strict=False)):
+            if not unchanged(block, proof):
+                first = place
+                break
+    return None if first == until else first

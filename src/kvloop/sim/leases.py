@@ -121,7 +121,10 @@ class Leases:
             case Renew():
                 return self._serve_renew(message, now_ns)
             case Drop():
-                return Dropped(sum(table.drop(lease_id, now_ns) for lease_id in message.lease_ids))
+                if message.is_over:
+                    for lease_id in message.lease_ids:
+                        self.soft.forget(lease_id)
+                return Dropped(sum(table.drop(one, now_ns, message.is_over) for one in message.lease_ids))
             case Stat():
                 return StatReply(self._config.engine_id, self._config.incarnation, self.samples())
             case _:

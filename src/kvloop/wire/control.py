@@ -130,9 +130,10 @@ class Renewed(msgspec.Struct, tag="renewed", array_like=True, frozen=True):
 
 
 class Drop(msgspec.Struct, tag="drop", array_like=True, frozen=True):
-    """These conversations are over."""
+    """These leases need not be held. `is_over`: nobody will ask again, so nothing of them is remembered."""
 
     lease_ids: Annotated[list[Id], msgspec.Meta(max_length=MAX_LEASES_PER_MESSAGE)]
+    is_over: bool = False
 
 
 class Dropped(msgspec.Struct, tag="dropped", array_like=True, frozen=True):
