@@ -1,8 +1,7 @@
-"""Versions of vLLM, whatever the distribution is called, and NIXL's paced thread."""
+"""Versions of vLLM, whatever the distribution is called, and what its plugins set for other connectors."""
 
 import ast
 import importlib.metadata
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,63 +107,16 @@ def test_the_registration_s_generation_is_0_where_vllm_does_not_count() -> None:
     assert compat.registration_generation(SimpleNamespace(_registration_generation=3)) == 3
 
 
-class AgentConfig:
-    """NIXL's configuration, as its Python API fills it."""
-
-    pthrDelay = 0  # noqa: N815 - NIXL's name
-    useProgThread = False  # noqa: N815
-
-
-def built(binding: Any) -> Any:
-    """A configuration, filled as NIXL's Python API does it."""
-    config = binding.nixlAgentConfig()
-    config.useProgThread = True
-    config.pthrDelay = 0
-    return config
-
-
-def test_the_progress_thread_is_paced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever delay NIXL's API sets; nothing else is touched, the last call counts, and 0 restores it."""
-    bindings = [SimpleNamespace(nixlAgentConfig=AgentConfig) for _ in range(2)]
-    monkeypatch.setattr(compat, "_bindings", lambda: bindings)
-    for delay_us in (500, 700, 0):
-        compat.pace_progress_thread(delay_us)
-        for binding in bindings:
-            config = built(binding)
-            assert isinstance(config, AgentConfig)
-            assert (config.pthrDelay, config.useProgThread) == (delay_us, True)
-            assert len(type(config).__mro__) == 3, "configurations are not stacked"
-
-
-def test_a_machine_without_nixl_has_nothing_to_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The router's machine, or one with another transport."""
-    monkeypatch.setattr(compat, "_bindings", list)
-    compat.pace_progress_thread(500)
-
-
 @pytest.mark.parametrize(("value", "paced"), [("500", [500]), ("", []), (None, [])])
 def test_other_connectors_are_paced_by_the_environment(
     monkeypatch: pytest.MonkeyPatch, value: str | None, paced: list[int]
 ) -> None:
     """Only where `KVLOOP_PROGRESS_DELAY_US` is set, in every process that vLLM loads plugins in."""
     called: list[int] = []
-    monkeypatch.setattr(compat, "pace_progress_thread", called.append)
+    monkeypatch.setattr(compat, "pace", called.append)
     monkeypatch.setattr(compat, "current_platform", SimpleNamespace(is_cpu=lambda: False))
     monkeypatch.delenv("KVLOOP_PROGRESS_DELAY_US", raising=False)
     if value is not None:
         monkeypatch.setenv("KVLOOP_PROGRESS_DELAY_US", value)
     compat.register()
     assert called == paced
-
-
-def test_cores_are_given_back() -> None:
-    """Also where the block fails."""
-    before = os.sched_getaffinity(0)
-
-    def build() -> None:
-        os.sched_setaffinity(0, {min(before)})
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), compat.cores_kept():
-        build()
-    assert os.sched_getaffinity(0) == before

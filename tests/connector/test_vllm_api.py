@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvloop.connector import compat
+from kvloop.connector import compat, cores
 from tests.connector.record_api import (
     PARAMS_READ,
     PARAMS_WRITTEN,
@@ -206,7 +206,7 @@ def test_changes_are_said_one_by_one() -> None:
 
 def test_nixl_has_the_delay_that_is_paced() -> None:
     """`pthrDelay`, in microseconds, on the configuration that NIXL's Python API builds."""
-    bindings = compat._bindings()
+    bindings = cores._bindings()
     assert bindings
     for binding in bindings:
         config = getattr(binding.nixlAgentConfig, "kvloop_base", binding.nixlAgentConfig)

@@ -29,7 +29,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -37,6 +36,8 @@ import vllm
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequestType
+
+from kvloop.connector.cores import pace
 
 logger = init_logger("vllm.kvloop")
 
@@ -127,59 +128,14 @@ def check_version() -> None:
 def register() -> None:
     """Entry point of vLLM's general plugins, run in every process of an engine.
 
-    `KVLOOP_PROGRESS_DELAY_US` paces NIXL's progress thread for upstream's connector too, and leaves its
-    worker on the cores that it was given, so that comparisons are between connectors and not between
-    thread settings. kvloop's own connector does both by itself.
+    `KVLOOP_PROGRESS_DELAY_US` paces an engine with upstream's connector too, and leaves its worker on the
+    cores that it was given, so that comparisons are between connectors and not between thread settings.
+    kvloop's own connector does both by itself.
     """
     delay_us = os.environ.get("KVLOOP_PROGRESS_DELAY_US")
     if not delay_us:
         return
-    pace_progress_thread(int(delay_us))
+    pace(int(delay_us))
     if current_platform.is_cpu():
         # Its only caller is the NIXL worker, which moves itself to these cores (see `cores_kept`).
         type(current_platform).discover_numa_topology = classmethod(lambda _: [])  # type: ignore[attr-defined]
-
-
-def pace_progress_thread(delay_us: int) -> None:
-    """Make NIXL's progress thread sleep `delay_us` between polls; 0 restores its spinning.
-
-    NIXL's C++ configuration has the delay (`pthrDelay`, microseconds); its Python API sets it to 0. On a
-    GPU machine with cores to spare the spinning is wanted; on a shared core it takes half of everything.
-    """
-    for binding in _bindings():
-        config = binding.nixlAgentConfig
-        base = getattr(config, "kvloop_base", config)
-
-        class PacedConfig(base):  # type: ignore[misc, valid-type]
-            kvloop_base = base
-
-            def __setattr__(self, name: str, value: Any) -> None:
-                super().__setattr__(name, delay_us if name == "pthrDelay" else value)
-
-        binding.nixlAgentConfig = PacedConfig
-
-
-@contextmanager
-def cores_kept() -> Iterator[None]:
-    """Undo what the block does to this thread's cores.
-
-    On a CPU vLLM's NIXL worker moves the thread that builds it to the last core of each NUMA node, away from
-    the one that `VLLM_CPU_OMP_THREADS_BIND` gave it. That thread computes, too: without this, two engines
-    pinned to two cores both compute on the second.
-    """
-    cores = os.sched_getaffinity(0)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
-def _bindings() -> list[Any]:
-    found = []
-    for package in ("nixl_cu13", "nixl_cu12", "nixl_rocm"):
-        try:
-            api = __import__(f"{package}._api", fromlist=["_api"])
-        except ImportError:
-            continue
-        found.append(api.nixlBind)
-    return found

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
-from kvloop.connector.compat import check_version, pace_progress_thread
+from kvloop.connector.compat import check_version
+from kvloop.connector.cores import pace
 from kvloop.connector.metadata import KvloopMetadata
 from kvloop.connector.scheduler import KvloopScheduler
 from kvloop.connector.settings import check_failure_policy, read_settings
@@ -42,13 +43,13 @@ class KvloopConnector(NixlPullConnector):
         # Not NixlPullConnector.__init__: it would build NIXL's own halves, and only one agent may own the
         # cache.
         super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
+        if settings.progress_delay_us is not None:
+            pace(settings.progress_delay_us)
         self.connector_scheduler: KvloopScheduler | None = None
         self.connector_worker: KvloopWorker | None = None
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = KvloopScheduler(vllm_config, self.engine_id, kv_cache_config, settings)
         else:
-            if settings.progress_delay_us is not None:
-                pace_progress_thread(settings.progress_delay_us)
             self.connector_worker = KvloopWorker(vllm_config, self.engine_id, kv_cache_config)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConne
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.logger import init_logger
 
-from kvloop.connector.compat import cores_kept
+from kvloop.connector.cores import cores_kept
 from kvloop.connector.metadata import KvloopMetadata, WorkerNews
 
 logger = init_logger("vllm.kvloop.worker")
