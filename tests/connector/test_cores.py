@@ -59,12 +59,13 @@ def test_readers_of_message_queues_sleep_between_looks(monkeypatch: pytest.Monke
     slept: list[float] = []
     monkeypatch.setattr(cores, "_bindings", list)
     monkeypatch.setattr(time, "sleep", slept.append)
-    yielding = shm_broadcast.sched_yield  # type: ignore[attr-defined]
+    queues: Any = shm_broadcast
+    yielding = queues.sched_yield
     for delay_us, naps in ((500, 1), (700, 2), (0, 2)):
         cores.pace(delay_us)
-        shm_broadcast.sched_yield()  # type: ignore[attr-defined]
+        queues.sched_yield()
         assert slept == [cores.QUEUE_DELAY_S] * naps
-    assert shm_broadcast.sched_yield is yielding  # type: ignore[attr-defined]
+    assert queues.sched_yield is yielding
 
 
 def test_cores_are_given_back() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from vllm.distributed.device_communicators import shm_broadcast
 
 QUEUE_DELAY_S = 0.0002
-"""Between two looks of a message queue's reader. Measured on two cores: a returned turn's first token comes 13
-of 450 ms earlier."""
+"""Between two looks of a message queue's reader. Measured on two cores: a returned turn's first token comes
+13 of 450 ms earlier."""
 
 
 def pace(delay_us: int) -> None:
@@ -30,9 +30,10 @@ def pace(delay_us: int) -> None:
 
 def _pace_message_queues(delay_s: float | None) -> None:
     """vLLM's queue readers call `sched_yield` of their module between two looks."""
-    original = getattr(shm_broadcast, "kvloop_original", shm_broadcast.sched_yield)
-    shm_broadcast.kvloop_original = original  # type: ignore[attr-defined]
-    shm_broadcast.sched_yield = original if delay_s is None else lambda: time.sleep(delay_s)
+    queues: Any = shm_broadcast
+    original = getattr(queues, "kvloop_original", queues.sched_yield)
+    queues.kvloop_original = original
+    queues.sched_yield = original if delay_s is None else lambda: time.sleep(delay_s)
 
 
 def _pace_progress_thread(delay_us: int) -> None:
