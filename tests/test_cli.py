@@ -23,7 +23,7 @@ def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None
     """With the ones that exist."""
     assert main(["start"]) == 2
     assert capsys.readouterr().err == (
-        "kvloop: there is no command 'start': choose from up, route, engine, keygen\n"
+        "kvloop: there is no command 'start': choose from up, route, engine, sim, keygen\n"
     )
 
 

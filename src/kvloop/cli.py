@@ -52,6 +52,14 @@ def _route(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, lis
     return run
 
 
+def _sim(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
+    from kvloop.sim import command
+
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART", help="what to run")
+    command.add_arguments(parts.add_parser("engine", help="one engine", allow_abbrev=False))
+    return lambda args, _: command.run(args)
+
+
 def _keygen(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
     from kvloop.local import secret
 
@@ -71,6 +79,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "engine": Command(
             "run one vLLM server with the settings of its role", _engine, passes_unknown_on=True
         ),
+        "sim": Command("simulate engines: the same protocols, modelled time, no model", _sim),
         "keygen": Command("write the secret that the engines of one deployment share", _keygen),
     }
 )

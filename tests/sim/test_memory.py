@@ -1,7 +1,7 @@
 """The memory: what it calls right and wrong, beside a naive one that keeps every token."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvloop.errors import UserError
@@ -26,6 +26,7 @@ def filled(memory: Memory, tokens_of: Text, blocks: list[int], *ends: int) -> Me
     return memory
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 100), cuts=st.sets(st.integers(1, 99)))
 def test_the_way_a_text_was_cut_does_not_matter(count: int, cuts: set[int]) -> None:
     """Computed in any steps, memory holds the same, and that is right."""
@@ -37,6 +38,7 @@ def test_the_way_a_text_was_cut_does_not_matter(count: int, cuts: set[int]) -> N
     assert stepwise.seen(text(count), blocks, count) == 0
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_it_sees_what_a_memory_of_tokens_sees(data: st.DataObject) -> None:
     """Blocks of several texts, computed, copied and mixed up: right exactly where every block holds the

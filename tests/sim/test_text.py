@@ -1,7 +1,7 @@
 """What a text says of KV: states that depend on every token before, and core's own chain."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvloop.core.chain import Identity, build_chain, root_digest
@@ -12,6 +12,7 @@ ROOT = root_digest(KEY, Identity("m", "", "", "", ""))
 sizes = st.integers(0, 300)
 
 
+@settings(deadline=None)
 @given(pieces=st.lists(st.binary(max_size=40).map(lambda data: data[: len(data) // 4 * 4]), max_size=12))
 def test_a_grown_text_is_the_text_written_at_once(pieces: list[bytes]) -> None:
     """States and chain are the same whether the tokens came at once or bit by bit, asked for in between."""
@@ -30,6 +31,7 @@ def test_a_grown_text_is_the_text_written_at_once(pieces: list[bytes]) -> None:
         assert grown.chain(KEY, ROOT, count) == build_chain(KEY, ROOT, numbers[:count])
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 200), changed=st.integers(0, 199))
 def test_a_state_depends_on_every_token_before(count: int, changed: int) -> None:
     """Another token at one place changes every state from there on, and none before."""

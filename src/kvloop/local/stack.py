@@ -76,11 +76,16 @@ class Router(Server):
 
 
 class Stack:
-    """The deployment. `build` makes an engine's command (tests put a fake there), `say` gets progress
-    lines."""
+    """The deployment. `build` makes an engine's command (simulated engines have one, and tests a fake),
+    `model` is what it serves if not the config's, `say` gets progress lines."""
 
     def __init__(
-        self, config: StackConfig, *, build: BuildEngine = _build_vllm, say: Say = lambda _: None
+        self,
+        config: StackConfig,
+        *,
+        build: BuildEngine = _build_vllm,
+        model: Model | None = None,
+        say: Say = lambda _: None,
     ) -> None:
         self.config = config
         self.prefill: list[Engine] = []
@@ -89,6 +94,7 @@ class Stack:
         self.folder = config.folder or Path(tempfile.mkdtemp(prefix="kvloop-"))
         self._secret = self.folder / "secret"
         self._build = build
+        self._model = model
         self._say = say
         self._times = StartTimes(cache_folder() / "start-seconds.json")
 
@@ -150,11 +156,11 @@ class Stack:
         self.folder.mkdir(parents=True, exist_ok=True)
         if config.port is not None:
             require_free(HOST, [("the router's --port", config.port)])
-        model = resolve_model(config.model, allow_hub=False, progress=self._say)
+        model = self._model or resolve_model(config.model, allow_hub=False, progress=self._say)
         if not self._secret.exists():
             write_secret(self._secret)
         self._place_engines(model)
-        kind = f"{config.model} {len(self.servers)} {config.connector}"
+        kind = f"{model.location if self._model else config.model} {len(self.servers)} {config.connector}"
         self._say(
             f"starting {config.prefill} prefill and {config.decode} decode engines; logs in {self.folder}"
         )

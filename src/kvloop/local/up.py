@@ -21,6 +21,7 @@ from kvloop.errors import UserError
 from kvloop.local.chat import served_model
 from kvloop.local.demo import DemoTarget, run_demo
 from kvloop.local.server import describe_status
+from kvloop.local.simulated import DEFAULT_PROFILE, build_simulated, simulated_model
 from kvloop.local.stack import Stack
 from kvloop.local.stack_config import StackConfig
 from kvloop.local.transfer_config import Connector
@@ -65,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="off",
         help="prefill's own prefix cache; off shows what comes back from decode, production keeps it on "
         "(default: off)",
+    )
+    parser.add_argument(
+        "--sim",
+        nargs="?",
+        const=DEFAULT_PROFILE,
+        metavar="PROFILE",
+        help=f"simulated engines instead of vLLM's, with the timing of a profile (alone: {DEFAULT_PROFILE})",
     )
     demo = parser.add_mutually_exclusive_group()
     demo.add_argument("--no-demo", action="store_true", help="do not hold the scripted conversation")
@@ -193,4 +201,10 @@ def serve(stack: Stack, args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """The command. Raises `UserError`."""
-    return serve(Stack(stack_config(args), say=say), args)
+    config = stack_config(args)
+    if args.sim is None:
+        return serve(Stack(config, say=say), args)
+    if config.connector is not Connector.KVLOOP:
+        raise UserError("--sim has no engines with vLLM's own connector")
+    model = simulated_model(args.sim)
+    return serve(Stack(config, build=build_simulated(args.sim), model=model, say=say), args)

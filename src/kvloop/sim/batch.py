@@ -205,6 +205,8 @@ class Batch:
         if wanted is None:
             return False
         host.tables.begin(sequence, found)
+        host.count("local_tokens", local)
+        host.count("queried_tokens", len(sequence.text) - local)
         if wanted and not host.tables.fit(sequence, local + wanted, now_ns):
             self._block(sequence, local + wanted)
             host.tables.give_up(sequence)

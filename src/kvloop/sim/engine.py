@@ -25,6 +25,7 @@ from kvloop.sim.reads import Question, Reads
 from kvloop.sim.request import (
     Event,
     Finished,
+    Handover,
     Hop,
     ReadDone,
     Reason,
@@ -197,7 +198,7 @@ class Engine:
         if request.request_id in self.reads:
             return self.reads.decide(sequence, local, now_ns)
         handover = request.handover
-        if handover is None or sequence.tried_pull or handover.token_count != len(request.text):
+        if handover is None or sequence.tried_pull or not self._fits(handover, request):
             return 0
         return handover.token_count - local
 
@@ -235,7 +236,13 @@ class Engine:
             handle = self.leases.retain(sequence, now_ns)
         self.tables.give_up(sequence)
         del self._sequences[request.request_id]
+        self.count("wrong_answers", sequence.wrong)
         self._events.append(Finished(request.request_id, reason, sequence.wrong, turn, handover, handle))
+
+    def _fits(self, handover: Handover, request: Request) -> bool:
+        """Whether a handover is of as many tokens and blocks as the prompt."""
+        blocks = -(-len(request.text) // self.profile.limits.block_tokens)
+        return handover.token_count == len(request.text) and len(handover.blocks) == blocks
 
     def _may_retain(self, request: Request) -> bool:
         return request.retain and self.config.retains
@@ -256,6 +263,7 @@ class Engine:
             self._batch.kick(now_ns)
 
     def _arrive(self, sequence: Sequence, now_ns: int) -> None:
+        self.count("prompt_tokens", len(sequence.request.text))
         if sequence.request.hop is Hop.PREFILL:
             self.reads.arrive(sequence, now_ns)
         self._batch.add(sequence)
