@@ -78,6 +78,23 @@ class Leases:
             self._soft.forget(lease_id)
         return None
 
+    def grant_soft(self, chain: Chain, block_ids: tuple[int, ...]) -> str | None:
+        """Lease these blocks and let them go at once: live work lacks blocks. What they hold can be had until
+        they are handed out, and vLLM frees them when and in the order that it would have anyway."""
+        pool_blocks = self._blocks
+        lease_id = secrets.token_hex(8)
+        if pool_blocks is None:
+            return None
+        now_ns = time.monotonic_ns()
+        with self.lock:
+            self._give_back()
+            pool_blocks.touch(block_ids)
+            self._held[lease_id] = block_ids
+            self.table.grant(lease_id, chain, (block_ids,), now_ns, self._term_ns)
+            self.table.reclaim(lease_id, now_ns)
+            self._give_back()
+            return lease_id if self.is_soft(lease_id) else None
+
     def revive(self, lease_id: str, wanted: Chain) -> bool:
         """Lease what a soft lease still holds of `wanted`, under its old id. False where nothing is left."""
         pool_blocks = self._blocks
@@ -181,7 +198,9 @@ class Leases:
 
     def is_soft(self, lease_id: str) -> bool:
         """Whether a lease that cannot be claimed may be had again. For whoever holds the lock."""
-        return lease_id in self._ended or self._soft.get(lease_id) is not None
+        if (freed := self._ended.get(lease_id)) is not None:
+            return not freed.is_void
+        return self._soft.get(lease_id) is not None
 
     def soft_count(self) -> int:
         """Leases that may be had again. For whoever holds the lock."""

@@ -38,8 +38,11 @@ class Retainer:
         self._block_size = block_size
         self._source = source
 
-    def retain(self, request: "Request", block_ids: tuple[list[int], ...]) -> Handle | None:
+    def retain(
+        self, request: "Request", block_ids: tuple[list[int], ...], *, starved: bool = False
+    ) -> Handle | None:
         """Lease the blocks of a finished request, or None where there is nothing to prove or no room for it.
+        While live work lacks blocks (`starved`) the lease is soft from the start.
 
         The last sampled token was never an input, so KV is proven for one position less than the request has
         tokens. Positions beyond that in the last block are never granted.
@@ -55,7 +58,8 @@ class Retainer:
         blocks = tuple(block_ids[0][: -(-count // self._block_size)])
         if len(blocks) * self._block_size < count or len(blocks) > self._leases.max_blocks:
             return None
-        lease_id = self._leases.grant(self._chain(request, count), blocks)
+        grant = self._leases.grant_soft if starved else self._leases.grant
+        lease_id = grant(self._chain(request, count), blocks)
         return None if lease_id is None else self._handle(lease_id, count)
 
     def _chain(self, request: "Request", count: int) -> Chain:

@@ -266,7 +266,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
                 answer["remote_prefill_cached_tokens"] = turn["local_tokens"] + turn["returned_tokens"]
             return delay_free, answer
         if self._may_retain(request, params) and not delay_free:
-            handle = self._retainer.retain(request, tuple(block_ids))
+            handle = self._retainer.retain(request, tuple(block_ids), starved=self._starved)
             if handle is not None:
                 return False, {"kvloop_handle": self._retainer.encode(handle)}
         return delay_free, answer
