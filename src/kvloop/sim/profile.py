@@ -1,10 +1,11 @@
 """How long a simulated engine takes for what: the numbers of one model on one machine.
 
-A step of an engine costs a fixed part, a part for each request in it, a part for each token that goes through
-the model, and a part for each pair of a token and an earlier one that it attends to; the last grows with the
-square of the prompt (the usual roofline account of a transformer's forward pass). A transfer costs a fixed
-part, a part for each block (its descriptors) and a part for each token (its bytes). Files under `profiles/`
-say where each number is from; a field that is missing, unknown or negative is an error.
+A step either waits for the weights to be read, which takes the same whatever goes through them, or for the
+arithmetic of its tokens, whichever is longer: the roofline. On top of that comes a part for each pair of a
+token and an earlier one that it attends to, which grows with the square of the prompt, and one for a prompt's
+chunk as such. A transfer costs a fixed part, a part for each block (its descriptors) and a part for each
+token (its bytes). Files under `profiles/` say where each number is from; a field that is missing, unknown or
+negative is an error.
 """
 
 from importlib import resources
@@ -22,10 +23,12 @@ _SUFFIX = ".toml"
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One pass through the model."""
+    """One pass through the model: reading its weights (`base_ns`), or its tokens' arithmetic (`token_ns`
+    each), whichever is longer; attention over pairs of tokens; and `prompt_ns` if there is a prompt in it.
+    """
 
     base_ns: Nanoseconds
-    request_ns: Nanoseconds
+    prompt_ns: Nanoseconds
     token_ns: Nanoseconds
     pair_ps: Nanoseconds  # picoseconds: one pair takes less than a nanosecond
 
@@ -33,12 +36,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Nanoseconds of a step whose requests compute so many tokens behind so many others each."""
         tokens = sum(count for count, _ in parts)
         pairs = sum(count * before + count * (count + 1) // 2 for count, before in parts)
-        return (
-            self.base_ns
-            + self.request_ns * len(parts)
-            + self.token_ns * tokens
-            + self.pair_ps * pairs // 1000
-        )
+        prompt_ns = self.prompt_ns if tokens > len(parts) else 0
+        return max(self.base_ns, self.token_ns * tokens) + self.pair_ps * pairs // 1000 + prompt_ns
 
 
 class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
