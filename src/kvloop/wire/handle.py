@@ -109,13 +109,13 @@ def _field_named_in(message: str) -> str | None:
 
 
 def _to_text(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).decode().translate(_TO_URL).rstrip("=")
+    return binascii.b2a_base64(data, newline=False).translate(_TO_URL).rstrip(b"=").decode()
 
 
 def _from_text(text: str) -> bytes:
     """The bytes whose only encoding is `text`."""
     try:
-        padded = text.translate(_FROM_URL).encode("ascii") + b"=" * (-len(text) % 4)
+        padded = text.encode("ascii").translate(_FROM_URL) + b"=" * (-len(text) % 4)
         data = binascii.a2b_base64(padded, strict_mode=True)
     except ValueError as error:
         raise HandleError("malformed") from error
@@ -124,5 +124,5 @@ def _from_text(text: str) -> bytes:
     return data
 
 
-_TO_URL = str.maketrans("+/", "-_")
-_FROM_URL = str.maketrans("-_+/", "+/**")
+_TO_URL = bytes.maketrans(b"+/", b"-_")
+_FROM_URL = bytes.maketrans(b"-_+/", b"+/**")
