@@ -75,9 +75,6 @@ class DecodeMachine(RuleBasedStateMachine):
             lease_term_ns=TERM_S * S,
             claim_term_ns=CLAIM_S * S,
         )
-        self.decode.leases._soft.max_age_ns = (
-            1 << 62
-        )  # for how long ended leases are remembered is another test's
         self.content: dict[int, tuple[int, list[int]]] = {}
         """What is written in each block, and by which write."""
         self.writes = 0

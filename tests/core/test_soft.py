@@ -15,8 +15,8 @@ PROOFS = (tuple(100 + block for block in range(13)),)
 
 def soft_table() -> SoftTable:
     """A table that remembers the lease "l"."""
-    table = SoftTable(16, 480)
-    assert table.keep(FREED, PROOFS, 0)
+    table = SoftTable(16)
+    assert table.keep(FREED, PROOFS)
     return table
 
 

@@ -90,7 +90,7 @@ class Replay:
         self._policy = policy
         self._pool = Pool(pool_tokens // UNIT_TOKENS)
         self._table = LeaseTable(UNIT_TOKENS, TTL_NS, CLAIM_TERM_NS, max_leases=100_000, max_claims=100_000)
-        self._soft = SoftTable(UNIT_TOKENS, TTL_NS)
+        self._soft = SoftTable(UNIT_TOKENS)
         times = KeeperTimes()
         self._term_ns = TTL_NS if policy is Policy.UPSTREAM else times.term_ns
         model = ReturnModel(TTL_NS, BREAK_EVEN_NS)
@@ -139,21 +139,23 @@ class Replay:
                     self._keeper.gone([one for one in lost if not self._soft.get(one)], due_ns)
                 else:
                     for lease_id in command.lease_ids:
-                        self._table.drop(lease_id, due_ns)
+                        self._table.drop(lease_id, due_ns, command.is_over)
+                        if command.is_over:
+                            self._soft.forget(lease_id)
                 self._settle(due_ns)
         self._settle(now_ns)
 
     def _settle(self, now_ns: int) -> None:
         while (due_ns := self._table.next_deadline_ns()) is not None and due_ns <= now_ns:
             self._table.advance(due_ns)
-            self._free(due_ns)
+            self._free()
         self._table.advance(now_ns)
-        self._free(now_ns)
+        self._free()
 
-    def _free(self, now_ns: int) -> None:
+    def _free(self) -> None:
         for freed in self._table.take_freed():
             (contents,) = freed.blocks
-            self._soft.keep(freed, (tuple(map(self._pool.proof, contents)),), now_ns)
+            self._soft.keep(freed, (tuple(map(self._pool.proof, contents)),))
             self._pool.give_back(contents)
 
     def _start(self, now_ns: int, session: int, index: int) -> None:
@@ -210,7 +212,7 @@ class Replay:
                 self.outcome.starved += 1
                 return False
             self.outcome.reclaimed += 1
-            self._free(now_ns)
+            self._free()
         return True
 
     def _end(self, now_ns: int, key: str) -> None:

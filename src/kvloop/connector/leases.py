@@ -52,7 +52,7 @@ class Leases:
         )
         self._term_ns = settings.lease_term_ns
         self._max_share = settings.max_retained_share
-        self._soft = SoftTable(block_size, settings.lease_ttl_ns)
+        self._soft = SoftTable(block_size)
         self._blocks: PoolBlocks | None = None
         self._ended: dict[str, FreedLease] = {}
         self._held: dict[str, tuple[int, ...]] = {}
@@ -186,7 +186,7 @@ class Leases:
         for lease_id, freed in ended.items():
             (block_ids,) = freed.blocks
             proofs = (tuple(pool_blocks.proof(block) for block in block_ids),)
-            self._soft.keep(freed, proofs, time.monotonic_ns())
+            self._soft.keep(freed, proofs)
             del self._held[lease_id]
             pool_blocks.give_back(block_ids)
 

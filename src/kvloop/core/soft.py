@@ -36,7 +36,6 @@ class SoftLease:
     blocks: Blocks
     proofs: Proofs
     exact_only: bool
-    ended_ns: int
 
     @property
     def cost_bytes(self) -> int:
@@ -49,22 +48,16 @@ class SoftTable:
     """Ended leases, the one that ended longest ago out first. Not thread-safe."""
 
     def __init__(
-        self,
-        block_size: int,
-        max_age_ns: int,
-        max_leases: int = MAX_SOFT_LEASES,
-        max_bytes: int = MAX_SOFT_BYTES,
+        self, block_size: int, max_leases: int = MAX_SOFT_LEASES, max_bytes: int = MAX_SOFT_BYTES
     ) -> None:
-        """`block_size` in tokens. After `max_age_ns` nobody has a handle to the lease any more: its TTL."""
-        if min(block_size, max_age_ns, max_leases, max_bytes) <= 0:
+        """`block_size` in tokens. `max_bytes` bounds an estimate of the memory that the table takes."""
+        if min(block_size, max_leases, max_bytes) <= 0:
             raise ValueError("block size and bounds must be positive")
         self.block_size = block_size
-        self.max_age_ns = max_age_ns
         self.max_leases = max_leases
         self.max_bytes = max_bytes
         self._leases: OrderedDict[str, SoftLease] = OrderedDict()  # in the order in which they ended
         self._used_bytes = 0
-        self._now_ns = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -74,7 +67,7 @@ class SoftTable:
         """The estimate that `max_bytes` bounds."""
         return self._used_bytes
 
-    def keep(self, freed: FreedLease, proofs: Proofs, now_ns: int) -> bool:
+    def keep(self, freed: FreedLease, proofs: Proofs) -> bool:
         """Remember a lease that has ended just now. False for one that is void, or larger than the table.
 
         ValueError for proofs that are not one for each block.
@@ -82,16 +75,13 @@ class SoftTable:
         if [len(group) for group in proofs] != [len(group) for group in freed.blocks]:
             raise ValueError("not one proof for each block")
         self.forget(freed.lease_id)
-        self._now_ns = max(self._now_ns, now_ns)
-        while self._leases and self._oldest().ended_ns + self.max_age_ns <= self._now_ns:
-            self.forget(self._oldest().lease_id)
-        soft = SoftLease(freed.lease_id, freed.chain, freed.blocks, proofs, freed.exact_only, self._now_ns)
+        soft = SoftLease(freed.lease_id, freed.chain, freed.blocks, proofs, freed.exact_only)
         if freed.is_void or soft.cost_bytes > self.max_bytes:
             return False
         self._leases[soft.lease_id] = soft
         self._used_bytes += soft.cost_bytes
         while len(self._leases) > self.max_leases or self._used_bytes > self.max_bytes:
-            self.forget(self._oldest().lease_id)
+            self.forget(next(iter(self._leases)))
         return True
 
     def get(self, lease_id: str) -> SoftLease | None:
@@ -136,12 +126,7 @@ class SoftTable:
         assert self._used_bytes == sum(soft.cost_bytes for soft in self._leases.values())
         assert len(self._leases) <= self.max_leases
         assert self._used_bytes <= self.max_bytes
-        ended = [soft.ended_ns for soft in self._leases.values()]
-        assert ended == sorted(ended), "not in the order in which they ended"
         assert all(lease_id == soft.lease_id for lease_id, soft in self._leases.items())
-
-    def _oldest(self) -> SoftLease:
-        return next(iter(self._leases.values()))
 
 
 def _first_changed(soft: SoftLease, until: int | None, unchanged: Unchanged) -> int | None:

@@ -50,7 +50,7 @@ class Leases:
             max_claims=config.max_claims,
             incarnation=config.incarnation,
         )
-        self.soft = SoftTable(block_tokens, config.lease_ttl_ns)
+        self.soft = SoftTable(block_tokens)
         self._config = config
         self._pool = pool
         self._block_tokens = block_tokens
@@ -98,7 +98,7 @@ class Leases:
         freed = self.table.take_freed()
         for lease in freed:
             proofs = tuple(tuple(self._pool.proof(block) for block in group) for group in lease.blocks)
-            self.soft.keep(lease, proofs, now_ns)
+            self.soft.keep(lease, proofs)
             for group in lease.blocks:
                 self._pool.free(group)
         return len(freed)
