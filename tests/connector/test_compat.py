@@ -2,12 +2,14 @@
 
 import ast
 import importlib.metadata
-from collections.abc import Iterator
+import queue
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.engine import EngineCoreRequestType
 
 from kvloop.connector import compat
 
@@ -120,3 +122,50 @@ def test_other_connectors_are_paced_by_the_environment(
         monkeypatch.setenv("KVLOOP_PROGRESS_DELAY_US", value)
     compat.register()
     assert called == paced
+
+
+class Core:
+    """An engine core: it has the queue that it sleeps on, and calls its scheduler."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.input_queue: queue.Queue[Any] = queue.Queue()
+
+    def add_request(self, hook: Callable[[], Any]) -> Any:
+        """The core calls the scheduler, the scheduler the hook."""
+        return self.scheduler.add_request(hook)
+
+
+class Scheduler:
+    """vLLM's scheduler."""
+
+    def __init__(self) -> None:
+        self.deferred_frees: list[tuple[int, list[str]]] = []
+
+    def add_request(self, hook: Callable[[], Any]) -> Any:
+        """The scheduler calls the hook."""
+        return hook()
+
+
+def test_a_hook_finds_who_wakes_its_core() -> None:
+    """Two calls up; what it finds puts vLLM's own wake-up into the core's queue."""
+    core = Core(Scheduler())
+    wake = core.add_request(compat.find_wake)
+    assert core.input_queue.empty()
+    wake()
+    assert core.input_queue.get_nowait() == (EngineCoreRequestType.WAKEUP, None)
+
+
+def test_without_a_core_that_sleeps_there_is_none_to_wake() -> None:
+    """vLLM without multiprocessing steps when its caller says so."""
+    assert Scheduler().add_request(compat.find_wake) is None
+
+
+def test_a_hook_finds_what_its_scheduler_still_holds() -> None:
+    """As it is whenever it is asked; nothing where nobody defers."""
+    scheduler = Scheduler()
+    listed = Core(scheduler).add_request(compat.find_blocks_freed_later)
+    assert list(listed()) == []
+    scheduler.deferred_frees += [(1, ["a", "b"]), (2, ["c"])]
+    assert list(listed()) == [["a", "b"], ["c"]]
+    assert list(compat.find_blocks_freed_later()()) == []

@@ -1,5 +1,6 @@
 """The scheduler half over vLLM's own: which requests go which way, late blocks, restarts, cache resets."""
 
+import queue
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import Nix
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
+from kvloop.connector import conservation
 from kvloop.connector.connector import KvloopConnector
 from kvloop.connector.metadata import WorkerNews
 from kvloop.errors import UserError
-from tests.connector.fakes import Pool, make_request, make_settings
-from tests.connector.half import make_connector, make_half
+from kvloop.wire.control import Claim, Drop, Refused
+from kvloop.wire.handle import decode_handle
+from tests.connector.decode import chain
+from tests.connector.fakes import KEY, Pool, make_request, make_settings
+from tests.connector.half import RetainingEngine, make_connector, make_half
+from tests.connector.real_scheduler import make_config
 
 TOKENS = list(range(101))
 
@@ -184,3 +190,146 @@ def test_the_fail_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     transfer = SimpleNamespace(kv_load_failure_policy="fail", kv_connector_extra_config={})
     with pytest.raises(UserError, match="kv_load_failure_policy"):
         KvloopConnector(SimpleNamespace(kv_transfer_config=transfer), KVConnectorRole.SCHEDULER, None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """vLLM's configuration with a prefix cache."""
+    return make_config(tmp_path_factory.mktemp("model"), caching=True)
+
+
+class Core:
+    """As vLLM's engine core: it sleeps on a queue, and asks for work on its own thread when it is woken."""
+
+    def __init__(self, engine: RetainingEngine) -> None:
+        self.engine = engine
+        self.input_queue: queue.Queue[Any] = queue.Queue()
+
+    def add(self, *request: Any) -> None:
+        """A request arrives, and is done."""
+        self.engine.add(*request)
+        self.engine.run()
+
+    def wait(self) -> bool:
+        """Sleep until woken; whether there is a step to take."""
+        self.input_queue.get(timeout=5)
+        return self.engine.scheduler.has_requests()
+
+
+def test_a_claim_on_a_soft_lease_is_answered_by_an_idle_engine(vllm_config: Any) -> None:
+    """It is woken, answers on its own thread, takes no step for it, and its blocks are held from then on."""
+    engine = RetainingEngine(vllm_config, 40)
+    core = Core(engine)
+    core.add("r", TOKENS, 2, dict(DECODED))
+    engine.step()
+    handle = decode_handle(engine.answers["r"]["kvloop_handle"], KEY)
+    lender, answers = engine.half._lender, []
+    lender.serve(Drop([handle.lease_id]), answers.append)
+    claim = Claim.asking(handle, chain([*TOKENS, 7][: handle.token_count]))
+    assert lender.serve(claim, answers.append) is None
+    assert not answers
+    assert core.wait() is False
+    assert [answer.matched_tokens for answer in answers] == [handle.token_count]
+    assert engine.counters()["kvloop_lease_blocks"] == len(answers[0].block_ids[0])
+    assert engine.scheduler.has_requests() is False
+    assert len(answers) == 1
+
+
+def test_a_busy_engine_answers_it_with_its_next_step(vllm_config: Any) -> None:
+    """Whether the step computes anything or not."""
+    engine = RetainingEngine(vllm_config, 40)
+    core = Core(engine)
+    core.add("r", TOKENS, 2, dict(DECODED))
+    handle = decode_handle(engine.answers["r"]["kvloop_handle"], KEY)
+    lender, answers = engine.half._lender, []
+    lender.serve(Drop([handle.lease_id]), answers.append)
+    engine.add("busy", [5] * 40, 30)
+    engine.step()
+    lender.serve(Claim.asking(handle, chain([*TOKENS, 7][: handle.token_count])), answers.append)
+    assert not answers
+    engine.step()
+    assert [answer.matched_tokens for answer in answers] == [handle.token_count]
+
+
+def test_a_claim_takes_nothing_while_a_request_waits_for_memory(vllm_config: Any) -> None:
+    """It is refused with the step that could not place the request."""
+    engine = RetainingEngine(vllm_config, 20)
+    core = Core(engine)
+    core.add("r", TOKENS, 2, dict(DECODED))
+    handle = decode_handle(engine.answers["r"]["kvloop_handle"], KEY)
+    lender, answers = engine.half._lender, []
+    lender.serve(Drop([handle.lease_id]), answers.append)
+    engine.add("busy", [5] * 180, 60)
+    engine.step()
+    engine.add("waits", [6] * 150, 30)
+    lender.serve(Claim.asking(handle, chain([*TOKENS, 7][: handle.token_count])), answers.append)
+    assert engine.step().num_scheduled_tokens == {"busy": 1}
+    assert answers == [Refused("unknown_lease")]
+
+
+def test_blocks_of_finished_requests_that_vllm_still_holds_are_accounted_for(vllm_config: Any) -> None:
+    """With steps in flight it gives them back later."""
+    engine = RetainingEngine(vllm_config, 40)
+    engine.scheduler.defer_block_free = True
+    engine.add("r", TOKENS, 20, dict(DECODED))
+    scheduled = engine.scheduler.schedule()
+    engine.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
+    assert scheduled.num_scheduled_tokens
+    assert engine.scheduler.deferred_frees
+    engine.add("other", [5] * 40, 2)
+    engine.scheduler.schedule()
+    counters = engine.counters()
+    assert counters["kvloop_balance_checks_total"] == 2
+    assert counters["kvloop_unbalanced_blocks"] == 0
+
+
+def test_a_reference_that_nobody_accounts_for_is_told_once(
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And stays on the books: it is a bug, whatever becomes of it."""
+    lines: list[str] = []
+    monkeypatch.setattr(conservation.logger, "error", lambda text, *values: lines.append(text % values))
+    engine = RetainingEngine(vllm_config, 40)
+    engine.add("r", TOKENS, 5)
+    engine.step()
+    stray = [engine.pool.blocks[number] for number in (30, 31)]
+    engine.pool.touch(stray)
+    engine.step()
+    engine.step()
+    engine.pool.free_blocks(stray)
+    engine.run()
+    assert engine.counters()["kvloop_unbalanced_blocks"] == 2
+    assert lines == ["2 block references are not accounted for: this is a bug, please report it"]
+
+
+def test_a_turn_is_retained_unless_its_router_says_that_it_need_not_be(half: Any) -> None:
+    """As a client has asked."""
+    for retain in ({}, {"kvloop_retain": True}):
+        _, answer = finish(half, DECODED | retain)
+        assert answer is not None
+    assert finish(half, DECODED | {"kvloop_retain": False}) == (False, None)
+
+
+def test_reads_are_counted_with_their_bytes(half: Any) -> None:
+    """On decode what prefill handed over; nothing that failed, nothing that was never ordered."""
+    for request_id, failed in (("a", False), ("b", True), ("c", False)):
+        params = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "p"}
+        request = make_request(request_id, TOKENS, kv_transfer_params=params | REMOTE)
+        blocks = SimpleNamespace(
+            get_unhashed_block_ids_all_groups=lambda: [[1, 2, 3]],
+            get_block_ids=lambda: ([1, 2, 3],),
+            blocks=[[]],
+        )
+        half.update_state_after_alloc(request, blocks, 0 if request_id == "c" else 48)
+        done = {"finished_recving": {request_id}, "failed_recving": {request_id} if failed else set()}
+        half.update_connector_output(KVConnectorOutput(**done))
+    assert half._tally.counts() == {'kvloop_read_bytes_total{direction="handover"}': 3 * 100}
+
+
+REMOTE = {
+    "remote_request_id": "r",
+    "remote_host": "h",
+    "remote_port": 1,
+    "tp_size": 1,
+    "remote_num_tokens": 48,
+}
