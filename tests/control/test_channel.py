@@ -6,8 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from queue import Empty, Queue
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import pytest
 import zmq
@@ -19,63 +18,7 @@ from kvloop.control.deferred import Answer
 from kvloop.errors import UserError
 from kvloop.wire.control import Failed, Message, Release, Released, Stat
 from kvloop.wire.seal import MAX_FRAME_BYTES, NONCE_BYTES, Seal
-
-KEY = bytes(range(32))
-WAIT_S = 5.0
-AT_ONCE_S = 0.05
-
-Open = Callable[..., "Peer"]
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on just now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-class Peer:
-    """A channel, what it was asked, and what came back to it. It grants every release of claim "there"."""
-
-    def __init__(self, name: str, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.address: Address = (host, port or free_port(host))
-        self.asked: list[Message] = []
-        self.replies: Queue[tuple[object, Message]] = Queue()
-        self.channel = ControlChannel(self.address, Seal(KEY, name), serve=self.serve, on_reply=self.on_reply)
-        self.channel.start()
-
-    def serve(self, message: Message, _: Answer) -> Message:
-        """Runs on the channel's thread."""
-        self.asked.append(message)
-        return Released(message == Release("there"))
-
-    def on_reply(self, tag: object, message: Message) -> None:
-        """Runs on the channel's thread."""
-        self.replies.put((tag, message))
-
-    def ask(self, address: Address, claim_id: str = "there", tag: object = "tag") -> object:
-        """The answer to this question, or "silence"."""
-        assert self.channel.send(address, Release(claim_id), tag)
-        with suppress(Empty):
-            while True:
-                answered, message = self.replies.get(timeout=WAIT_S)
-                if answered == tag:
-                    return message
-        return "silence"
-
-
-@pytest.fixture
-def opened() -> Iterator[Open]:
-    """Opens channels, and stops them when the test is over."""
-    with ExitStack() as stack:
-
-        def begin(*args: object, **kwargs: object) -> Peer:
-            peer = Peer(*args, **kwargs)  # type: ignore[arg-type]
-            stack.callback(peer.channel.stop)
-            return peer
-
-        yield begin
+from tests.control.peer import AT_ONCE_S, KEY, WAIT_S, Open, Peer, free_port
 
 
 @contextmanager
@@ -291,27 +234,6 @@ def test_a_peer_whose_address_is_nonsense_fails_by_name(opened: Open) -> None:
         assert isinstance(prefill.ask((host, 1)), Failed)
     assert not prefill.channel._peers
     assert prefill.ask(decode.address) == Released(True)
-
-
-def test_peers_are_bounded(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest unused connection is closed for a new one, and opened again when it is needed."""
-    monkeypatch.setattr(control, "MAX_PEERS", 2)
-    prefill = opened("prefill")
-    decodes = [opened(f"decode-{number}") for number in range(3)]
-    for number, kept in [(0, [0]), (1, [0, 1]), (0, [1, 0]), (2, [0, 2]), (1, [2, 1])]:
-        assert prefill.ask(decodes[number].address) == Released(True)
-        assert list(prefill.channel._peers) == [decodes[peer].address for peer in kept]
-
-
-def test_open_questions_are_bounded(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of questions that nobody answers the oldest are forgotten."""
-    monkeypatch.setattr(control, "MAX_OPEN_QUESTIONS", 3)
-    prefill, decode = opened("prefill"), opened("decode")
-    with nobody() as address:
-        for number in range(10):
-            assert prefill.channel.send(address, Release("there"), number)
-    assert prefill.ask(decode.address) == Released(True)
-    assert list(prefill.channel._questions.values()) == [8, 9]
 
 
 def test_a_stuck_thread_makes_send_refuse_and_not_wait(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

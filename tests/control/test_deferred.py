@@ -15,7 +15,7 @@ from kvloop.control.channel import ControlChannel
 from kvloop.control.deferred import Answer, Asker, DeferredAnswers
 from kvloop.wire.control import Failed, Message, Release, Released
 from kvloop.wire.seal import Seal
-from tests.control.test_channel import AT_ONCE_S, KEY, WAIT_S, free_port
+from tests.control.peer import AT_ONCE_S, KEY, WAIT_S, free_port
 
 
 def asker(number: int) -> Asker:

@@ -18,7 +18,7 @@ from kvloop.core.lease import LeaseTable
 from kvloop.wire.control import Drop, Dropped, Failed, Message, Renew, Renewed
 from kvloop.wire.handle import encode_handle
 from kvloop.wire.seal import Seal
-from tests.control.test_channel import free_port
+from tests.control.peer import free_port
 from tests.router.fake_engine import DONE, Asked, Plan, chunk, handle_event, json_answer, stream_answer
 from tests.router.fake_engine import Answer as HttpAnswer
 

@@ -16,7 +16,7 @@ from kvloop.core.keeper import Keeper
 from kvloop.core.lineage import FiledTurn, Match
 from kvloop.errors import UserError
 from kvloop.router import renewal as module
-from kvloop.router.config import LeasePolicy, Leases
+from kvloop.router.config import LeasePolicy, Leases, Limits
 from kvloop.router.leases import is_return
 from kvloop.router.renewal import Renewal
 from tests.router.decode_peer import KEY, DecodePeer, decode_peer, plan_of
@@ -133,6 +133,18 @@ async def test_a_deleted_conversation_lets_its_leases_go() -> None:
             assert (await router.admin.delete("/conversations/conversation_id/c")).json() == {"forgotten": 2}
             await until(lambda: sorted(peer.drops()) == sorted(deleted))
             assert peer.held() == 1
+
+
+@in_loop
+async def test_a_turn_that_finds_no_room_lets_its_lease_go() -> None:
+    """What the table forgets for newer turns cannot be offered, so decode need not hold it."""
+    with peer_() as peer:
+        async with renewing(peer, limits=Limits(max_conversation_keys=1)) as router:
+            await router.chat([HELLO])
+            await renewed(peer, 1)
+            (first,) = peer.renewals()[-1]
+            await router.chat([OTHER])
+            await until(lambda: peer.drops() == [first])
 
 
 @in_loop

@@ -32,6 +32,9 @@ logger = logging.getLogger("vllm.kvloop.control")
 MAX_PEERS = 256
 """DEALER sockets kept open; the longest unused goes first. More prefill-decode pairs than any fleet's
 engine has."""
+PEER_IDLE_S = 600.0
+"""An engine that was not asked for longer than any lease lasts has nothing to tell. If it is no more, its
+socket would try to reconnect ten times a second for ever."""
 MAX_OUTGOING_MESSAGES = 10_000
 MAX_OPEN_QUESTIONS = 10_000
 MAX_DEFERRED_ANSWERS = 10_000
@@ -51,6 +54,12 @@ class Outgoing:
     address: Address
     message: Message
     tag: object
+
+
+@dataclass(slots=True)
+class _Peer:
+    socket: "zmq.Socket[bytes]"
+    used_s: float = 0.0
 
 
 class ControlChannel:
@@ -78,7 +87,7 @@ class ControlChannel:
         self._on_reply = on_reply
         self._outgoing: deque[Outgoing] = deque()
         self._questions: OrderedDict[bytes, object] = OrderedDict()
-        self._peers: OrderedDict[Address, zmq.Socket[bytes]] = OrderedDict()
+        self._peers: OrderedDict[Address, _Peer] = OrderedDict()  # the longest unused first
         self._deferred = DeferredAnswers(MAX_DEFERRED_ANSWERS, self._wake)
         self._dropped: Counter[str] = Counter()
         self._stopping = False
@@ -152,7 +161,7 @@ class ControlChannel:
 
     def _run(self) -> None:
         while not self._stopping:
-            for ready, _ in self._poller.poll():
+            for ready, _ in self._poller.poll(self._close_idle()):
                 if ready is self._wake_there:
                     self._drain_wake()
                 elif self._router is not None and ready is self._router:
@@ -243,19 +252,34 @@ class ControlChannel:
     def _peer(self, address: Address) -> "zmq.Socket[bytes]":
         peer = self._peers.pop(address, None)
         if peer is None:
-            peer = self._open(zmq.DEALER)
+            opened = self._open(zmq.DEALER)
             try:
-                peer.connect(endpoint_of(address))
+                opened.connect(endpoint_of(address))
             except zmq.ZMQError:
-                peer.close()
+                opened.close()
                 raise
-            self._poller.register(peer, zmq.POLLIN)
+            self._poller.register(opened, zmq.POLLIN)
+            peer = _Peer(opened)
             if len(self._peers) >= MAX_PEERS:
-                _, oldest = self._peers.popitem(last=False)
-                self._poller.unregister(oldest)
-                oldest.close()
+                self._close_oldest()
+        peer.used_s = time.monotonic()
         self._peers[address] = peer
-        return peer
+        return peer.socket
+
+    def _close_idle(self) -> int | None:
+        """Close the connections that were idle for too long; milliseconds until there are more, if any."""
+        now_s = time.monotonic()
+        while self._peers:
+            left_s = next(iter(self._peers.values())).used_s + PEER_IDLE_S - now_s
+            if left_s > 0:
+                return int(left_s * 1000) + 1
+            self._close_oldest()
+        return None
+
+    def _close_oldest(self) -> None:
+        _, oldest = self._peers.popitem(last=False)
+        self._poller.unregister(oldest.socket)
+        oldest.socket.close()
 
 
 def _now_ms() -> int:
