@@ -22,7 +22,7 @@ from kvloop.wire.control import MAX_LEASES_PER_MESSAGE, Drop, Dropped, Failed, M
 
 logger = logging.getLogger("kvloop.router")
 
-STEP_LEASES = 64  # between two turns of the loop
+STEP_LEASES = 64  # between two turns of the loop: 0.5 ms of CPU, 1.5 where each has another caller
 MAX_ENGINES = 256  # as many as the control channel holds connections to
 RETRY_S = 1.0  # after a failure of our own
 LOG_EVERY_NS = 10_000_000_000  # per engine
