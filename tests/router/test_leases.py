@@ -68,6 +68,39 @@ async def test_the_next_turn_s_lease_ends_the_last_one_s() -> None:
             assert peer.held() == len(peer.renewals()[-1]) == 1
             assert await router.metric('lease_events_total{event="superseded"}') == 1
             assert await router.metric('leases{state="renewed"}') == 1
+            engine = f'{{engine="127.0.0.1:{peer.port}",outcome='
+            sent = await router.metric(f'control_messages_total{engine}"sent"}}')
+            assert sent >= len(peer.heard) > 3
+            assert await router.metric(f'control_messages_total{engine}"answered"}}') >= sent - 1
+            assert await router.metric(f'control_messages_total{engine}"failed"}}') == 0
+
+
+@in_loop
+async def test_a_shared_system_prompt_brings_nobody_back() -> None:
+    """Only who goes on from all of a turn returns to it; a first turn that begins like others does not."""
+    rules = {"role": "system", "content": "be brief"}
+    with peer_() as peer:
+        async with renewing(peer) as router:
+            for first in (HELLO, OTHER, MORE):
+                await router.chat([rules, first])
+            assert await router.metric("return_gap_seconds_count") == 0
+            assert await router.metric('lease_events_total{event="returned"}') == 0
+            await router.chat([rules, OTHER, A1, MORE])
+            assert await router.metric("return_gap_seconds_count") == 1
+            assert await router.metric('lease_events_total{event="returned"}') == 1
+
+
+@in_loop
+async def test_a_router_with_another_secret_says_so() -> None:
+    """It cannot read the engines' handles, counts them, and serves as one without a secret."""
+    with peer_() as peer, mock.patch("tests.router.test_leases.KEY", bytes(32)):
+        async with renewing(peer) as router:
+            with mock.patch("kvloop.router.leases.logger.warning") as warned:
+                await router.chat([HELLO])
+                assert (await router.chat([HELLO])).headers["x-kvloop-route"] == "return"
+            assert warned.call_count == 1
+            assert await router.metric('handles_unread_total{reason="forged"}') == 2
+            assert peer.heard == []
 
 
 @in_loop
