@@ -47,6 +47,7 @@ def test_each_asker_gets_the_first_answer_and_the_oldest_are_forgotten(steps: li
                 waiting.remove(one)
                 ready.append((one, message))
         assert len(deferred) == len(waiting)
+        deferred.check_integrity()
     assert len(woken) == len(ready)
     assert deferred.take() == ready
     assert deferred.take() == []

@@ -69,7 +69,7 @@ class RouterSide:
                 )
             )
             self.steps()
-        self.keeper.check_integrity()
+        self.renewal.check_integrity()
 
     def steps(self) -> int:
         """Steps until nothing is left to do; how many those were."""

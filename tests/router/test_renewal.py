@@ -270,6 +270,28 @@ async def test_ten_thousand_leases_go_in_steps_and_one_message() -> None:
 
 
 @in_loop
+async def test_engines_that_are_remembered_are_bounded() -> None:
+    """The one longest without a message goes; what it still says then is nobody's, and it is asked again."""
+    clock = Clock()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        decode_peer(clock) as one,
+        decode_peer(clock) as two,
+        decode_peer(clock) as three,
+        router_side(clock) as side,
+    ):
+        patch.setattr(module, "MAX_ENGINES", 2)
+        peers = (one, two, three)
+        for peer in peers:
+            side.file(peer)
+        await side.run_until(21)
+        assert len(side.renewal.engines) == 2
+        await side.run_until(130)
+        assert [peer.held() for peer in peers] == [1, 1, 1]
+        assert [len(peer.renewals()) for peer in peers] == [6, 6, 6]
+
+
+@in_loop
 async def test_more_leases_than_a_message_holds() -> None:
     """They go in several, none of them too long and none twice; drops, too."""
     clock = Clock()

@@ -59,6 +59,14 @@ class DeferredAnswers:
             ready, self._ready = self._ready, []
         return ready
 
+    def check_integrity(self) -> None:
+        """AssertionError where an asker waits for an answer that it has, or too many wait."""
+        with self._lock:
+            assert len(self._open) <= self._max_open
+            answered = [asker for asker, _ in self._ready]
+            assert len(set(answered)) == len(answered), "an asker has two answers"
+            assert not self._open.keys() & set(answered), "an asker with an answer still waits"
+
     def _answer(self, asker: Asker, message: Message) -> None:
         with self._lock:
             if self._open.pop(asker, asker) is asker:

@@ -122,6 +122,18 @@ class Renewal:
         for address, tally in self.engines.items():
             yield endpoint_of(address).removeprefix("tcp://"), tally
 
+    def check_integrity(self) -> None:
+        """AssertionError where the keeper's books or ours do not balance, or a bound does not hold."""
+        self.keeper.check_integrity()
+        assert len(self.engines) <= MAX_ENGINES
+        assert len(self.gone) <= self.keeper.max_leases
+        for tally in self.engines.values():
+            assert not tally.open.keys() & tally.late.keys(), "a question counts twice"
+            assert max([*tally.open, *tally.late], default=0) <= self._serial, "a question that was not asked"
+            heard_of = tally.answered + tally.failed
+            assert tally.sent >= heard_of + len(tally.open) + len(tally.late), "more answers than questions"
+            assert tally.unanswered >= len(tally.late)
+
     async def _sleep(self) -> None:
         if self._lost:  # they came while nobody listened, after a failure
             return
