@@ -119,17 +119,9 @@ class ReturnModel:
         if age_ns >= self.ttl_ns:
             return 0
         plan = self._plan(caller, ending)
-        index = self.bins.of(age_ns)
-        width_ns = self.bins.widths_ns[index]
-        past_ns = age_ns - self.bins.edges_ns[index]
-        hazard = plan.hazard_ppm[index]
-        # Of those that have not returned in this bin so far, who will: returns are spread evenly over a bin.
-        left = hazard * (width_ns - past_ns) // width_ns * PPM // max(1, PPM - hazard * past_ns // width_ns)
-        cost = self._cost_ppm[index] * (width_ns - past_ns) // width_ns
-        left = min(left, PPM)
-        if left * PPM + (PPM - left) * plan.gain_ppm[index + 1] <= (PPM - left // 2) * cost:
+        if self._gain_ppm(plan, age_ns) <= 0:
             return 0
-        return self.bins.edges_ns[plan.stop[index + 1]]
+        return self.bins.edges_ns[plan.stop[self.bins.of(age_ns) + 1]]
 
     def check_integrity(self) -> None:
         """AssertionError where counts are impossible or bounds do not hold."""
@@ -182,6 +174,18 @@ class ReturnModel:
         for index, hazard in enumerate(hazards, 1):
             alive[index] = living = living * (PPM - hazard) // PPM
         return _Plan(hazards, gain, stop, alive, stamp)
+
+    def _gain_ppm(self, plan: _Plan, age_ns: int) -> int:
+        """Of holding on from this age to the end of its bin, and then."""
+        index = self.bins.of(age_ns)
+        width_ns = self.bins.widths_ns[index]
+        past_ns = age_ns - self.bins.edges_ns[index]
+        hazard = plan.hazard_ppm[index]
+        # Returns are spread evenly over a bin: of those that have not come so far, who comes in what is left.
+        left = hazard * (width_ns - past_ns) // width_ns * PPM // max(1, PPM - hazard * past_ns // width_ns)
+        left = min(left, PPM)
+        cost = self._cost_ppm[index] * (width_ns - past_ns) // width_ns
+        return left + ((PPM - left) * plan.gain_ppm[index + 1] - (PPM - left // 2) * cost) // PPM
 
     def _alive(self, plan: _Plan, age_ns: int) -> int:
         if age_ns >= self.ttl_ns:
