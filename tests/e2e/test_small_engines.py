@@ -54,17 +54,6 @@ def test_only_what_is_not_local_is_read(small: Pair) -> None:
     assert second.account["computed_tokens"] < 64
 
 
-def test_lease_expired(small: Pair) -> None:
-    """After its term a lease is gone, its blocks are free, and the turn is computed."""
-    history, last = two_turns(small, "expiry")
-    time.sleep(LEASE_S + 1)
-    messages = [*history, user("And?")]
-    turn = small.turn(messages, last.filed)
-    check(small, turn, messages)
-    assert turn.returned == 0
-    assert turn.reason in ("unknown_lease", "expired")
-
-
 def test_retention_never_blocks_live_work(small: Pair) -> None:
     """Decode full of leases takes new work at once: leases give way, nothing waits for their term."""
     for i in range(8):

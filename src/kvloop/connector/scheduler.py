@@ -169,7 +169,6 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         if not self._met_core:
             self._meet_core()
         self._leases.give_back()
-        self._lender.answer_deferred(starved=self._starved)
         params = request.kv_transfer_params
         if not params:
             return
