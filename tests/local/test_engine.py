@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from kvloop.errors import UserError
-from kvloop.local.engine import EngineCommand, EngineOptions, build_engine_command, data_parallel_ranks
+from kvloop.local.engine import (
+    EngineCommand,
+    EngineOptions,
+    build_engine_command,
+    data_parallel_ranks,
+    worker_count,
+)
 from kvloop.local.flags import VllmFlags
 from kvloop.local.installation import Installation
 from kvloop.local.transfer_config import Connector, Role
@@ -192,6 +198,13 @@ def test_the_users_environment_wins() -> None:
 def test_ranks_are_those_of_this_server(words: tuple[str, ...], ranks: int) -> None:
     """Each local rank needs ports of its own; ranks on other machines need none here."""
     assert data_parallel_ranks(VllmFlags(words)) == ranks
+
+
+def test_workers_are_ranks_times_parallel_sizes() -> None:
+    """vLLM wants a core list for each worker of each rank."""
+    words = ("-dp", "2", "--tensor-parallel-size=3", "-pp", "2")
+    assert worker_count(VllmFlags(words)) == 12
+    assert worker_count(VllmFlags()) == 1
 
 
 @pytest.mark.parametrize("text", ["0", "two", "-1"])

@@ -13,7 +13,7 @@ from kvloop.local import stack as stack_module
 from kvloop.local.engine import EngineCommand, EngineOptions
 from kvloop.local.models import Model
 from kvloop.local.stack import Stack
-from kvloop.local.stack_config import StackConfig, engine_cores, engine_flags
+from kvloop.local.stack_config import StackConfig, engine_cores, engine_flags, worker_cores
 from kvloop.local.transfer_config import Connector, Role
 from tests.local.processes import FAKE_SERVER, carrying
 
@@ -175,3 +175,11 @@ def test_cores_are_dealt_out_equally(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_cores(2, pin=True) == ["4,5", "6,7"]
     assert engine_cores(6, pin=True) == ["4", "5", "6", "7", "9", "4"]
     assert engine_cores(2, pin=False) == [None, None]
+
+
+def test_an_engine_deals_its_cores_out_to_its_workers() -> None:
+    """Equal shares, or all to each where they are too few; vLLM refuses a list that is missing."""
+    assert worker_cores("4,5", 1) == "4,5"
+    assert worker_cores("4,5,6,7,8", 2) == "4,5|6,7"
+    assert worker_cores("4", 2) == "4|4"
+    assert worker_cores(None, 2) is None

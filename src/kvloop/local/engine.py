@@ -58,14 +58,24 @@ class EngineCommand:
     transfer_config: Mapping[str, object]
 
 
+def _size(flags: VllmFlags, name: str, *others: str) -> int:
+    text = flags.value(name, *others) or "1"
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"{name} must be a positive number, not {text!r}")
+    return int(text)
+
+
 def data_parallel_ranks(flags: VllmFlags) -> int:
     """How many data-parallel ranks this server runs, and so how many consecutive ports it needs."""
-    text = (
-        flags.value("--data-parallel-size-local", "-dpl") or flags.value("--data-parallel-size", "-dp") or "1"
-    )
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(f"--data-parallel-size must be a positive number, not {text!r}")
-    return int(text)
+    if flags.has("--data-parallel-size-local", "-dpl"):
+        return _size(flags, "--data-parallel-size-local", "-dpl")
+    return _size(flags, "--data-parallel-size", "-dp")
+
+
+def worker_count(flags: VllmFlags) -> int:
+    """How many workers this server runs: vLLM wants a core list for each."""
+    tensor = _size(flags, "--tensor-parallel-size", "-tp")
+    return data_parallel_ranks(flags) * tensor * _size(flags, "--pipeline-parallel-size", "-pp")
 
 
 def _check_flags(flags: VllmFlags) -> None:

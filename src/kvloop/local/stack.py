@@ -20,7 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvloop.local.engine import EngineCommand, EngineOptions, build_engine_command, data_parallel_ranks
+from kvloop.local.engine import (
+    EngineCommand,
+    EngineOptions,
+    build_engine_command,
+    data_parallel_ranks,
+    worker_count,
+)
 from kvloop.local.flags import VllmFlags
 from kvloop.local.installation import find_vllm
 from kvloop.local.models import Model, cache_folder, resolve_model
@@ -28,7 +34,7 @@ from kvloop.local.ports import free_port_run, free_ports, require_free
 from kvloop.local.readiness import Say, StartTimes, wait_ready
 from kvloop.local.secret import write_secret
 from kvloop.local.server import Server, ServerSpec
-from kvloop.local.stack_config import StackConfig, engine_cores, engine_flags
+from kvloop.local.stack_config import StackConfig, engine_cores, engine_flags, worker_cores
 from kvloop.local.supervise import stop_all
 from kvloop.local.transfer_config import Connector, Role
 
@@ -193,7 +199,7 @@ class Stack:
                 connector=self.config.connector,
                 secret_file=str(self._secret) if self.config.connector is Connector.KVLOOP else None,
                 engine_id=f"{role}-{index}-{os.getpid()}-{http}",
-                cores=core,
+                cores=worker_cores(core, worker_count(flags)),
                 keep_for_return=self.config.returns,
                 flags=VllmFlags(("--host", HOST, "--port", str(http), *flags.words)),
             )

@@ -98,3 +98,15 @@ def engine_cores(engines: int, pin: bool) -> list[str | None]:
     if share == 0:
         return [str(cores[i % len(cores)]) for i in range(engines)]
     return [",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(engines)]
+
+
+def worker_cores(cores: str | None, workers: int) -> str | None:
+    """An engine's core list dealt out to its workers as vLLM takes it (`"0,1|2,3"`): equal shares, or all
+    cores to each where there are fewer."""
+    if cores is None:
+        return None
+    names = cores.split(",")
+    share = len(names) // workers
+    if share == 0:
+        return "|".join([cores] * workers)
+    return "|".join(",".join(names[i * share : (i + 1) * share]) for i in range(workers))
