@@ -1,10 +1,12 @@
 """Whatever KV depends on changes the root or a segment, and what cannot be proven takes no part."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvloop.connector.adapters import MAX_ADAPTERS, Adapters
 from kvloop.connector.identity import IdentityOf, media_of
 from kvloop.core.chain import build_chain, root_digest
 
@@ -29,7 +31,9 @@ class HfConfig:
         return self.fields
 
 
-def engine(hf_config: dict[str, Any] | None = None, cache: Any = None, **model: Any) -> IdentityOf:
+def engine(
+    hf_config: dict[str, Any] | None = None, cache: Any = None, lora_config: Any = None, **model: Any
+) -> IdentityOf:
     """The identities of an engine that differs from the plain one as named."""
     plain_model = {
         "model": "org/model",
@@ -44,6 +48,7 @@ def engine(hf_config: dict[str, Any] | None = None, cache: Any = None, **model: 
     config: Any = SimpleNamespace(
         model_config=SimpleNamespace(**plain_model | model),
         cache_config=SimpleNamespace(**plain_cache | (cache or {})),
+        lora_config=lora_config,
     )
     return IdentityOf(config)
 
@@ -63,13 +68,24 @@ def request(**changes: Any) -> Any:
     return SimpleNamespace(**plain | changes)
 
 
-def lora(name: str = "sql", path: str = "/adapters/sql") -> Any:
-    """A LoRA adapter."""
-    return SimpleNamespace(lora_name=name, lora_path=path)
+def lora(folder: Path, number: int = 1, *, name: str = "sql", in_place: bool = False) -> Any:
+    """A LoRA adapter as requests name it, loaded as the `number`th."""
+    return SimpleNamespace(lora_name=name, lora_path=str(folder), lora_int_id=number, load_inplace=in_place)
+
+
+def write_lora(folder: Path, weights: bytes = b"weights", config: str = "{}") -> Path:
+    """The files of an adapter."""
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(config)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    return folder
+
+
+HASH = "c1" * 32
 
 
 def image(
-    offset: int = 10, identifier: str = "cat", mm_hash: str | None = "c1", length: int = 4, **changes: Any
+    offset: int = 10, identifier: str = "cat", mm_hash: str | None = HASH, length: int = 4, **changes: Any
 ) -> Any:
     """A multimodal item."""
     position = SimpleNamespace(offset=offset, length=length)
@@ -85,7 +101,6 @@ def root(of: IdentityOf, asked: Any) -> bytes:
 def test_equal_engines_and_requests_have_one_root() -> None:
     """Two processes with the same settings prove to each other."""
     assert root(engine(), request()) == root(engine(), request())
-    assert root(engine(), request(lora_request=lora())) == root(engine(), request(lora_request=lora()))
 
 
 ROPE = {"rope_type": "default", "rope_theta": 20000.0}
@@ -135,17 +150,82 @@ def test_a_configuration_of_any_shape_has_a_digest() -> None:
 OTHER_REQUESTS = {
     "salt": request(cache_salt="tenant-a"),
     "another salt": request(cache_salt="tenant-b"),
-    "lora": request(lora_request=lora()),
-    "another lora": request(lora_request=lora(name="math")),
-    "the same name at another path": request(lora_request=lora(path="/adapters/sql-2")),
-    "lora and salt": request(lora_request=lora(), cache_salt="tenant-a"),
 }
 
 
-def test_requests_under_another_salt_or_adapter_have_roots_of_their_own() -> None:
+def test_requests_under_another_salt_have_roots_of_their_own() -> None:
     """Every one of them, and none is the plain one's."""
     roots = {root(engine(), other) for other in (*OTHER_REQUESTS.values(), request())}
     assert len(roots) == len(OTHER_REQUESTS) + 1
+
+
+def test_an_adapter_is_the_content_of_its_files(tmp_path: Path) -> None:
+    """Other weights or another configuration are another adapter; another name or place is not."""
+    one = write_lora(tmp_path / "one")
+    adapters = {
+        "plain": request(),
+        "one": request(lora_request=lora(one)),
+        "weights": request(lora_request=lora(write_lora(tmp_path / "weights", b"others"), 2)),
+        "config": request(lora_request=lora(write_lora(tmp_path / "config", config='{"r": 8}'), 3)),
+        "salt": request(lora_request=lora(one), cache_salt="tenant-a"),
+    }
+    of = engine()
+    assert len({root(of, asked) for asked in adapters.values()}) == len(adapters)
+    copy = lora(write_lora(tmp_path / "copy"), 4, name="poems")
+    assert root(engine(), request(lora_request=copy)) == root(of, adapters["one"])
+    assert all(of.why_not(asked) is None for asked in adapters.values())
+
+
+def test_an_adapter_that_is_loaded_again_is_read_again(tmp_path: Path) -> None:
+    """vLLM draws a new number at each loading; between two loadings the first digest stands, as the weights
+    do."""
+    of = engine()
+    first = root(of, request(lora_request=lora(write_lora(tmp_path), 1)))
+    write_lora(tmp_path, b"others")
+    assert root(of, request(lora_request=lora(tmp_path, 1))) == first
+    assert root(of, request(lora_request=lora(tmp_path, 2))) != first
+
+
+def test_how_an_engine_runs_adapters_is_in_their_roots(tmp_path: Path) -> None:
+    """Number format, modules, towers: only for requests that name one."""
+    asked = request(lora_request=lora(write_lora(tmp_path)))
+    plain = {"lora_dtype": "float16", "target_modules": None, "enable_tower_connector_lora": False}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"lora_dtype": "bfloat16"},
+        {"target_modules": ["q_proj"]},
+        {"enable_tower_connector_lora": True},
+    ]
+    engines = [engine(lora_config=SimpleNamespace(**plain | change)) for change in changes]
+    assert len({root(of, asked) for of in engines}) == len(engines)
+    assert len({root(of, request()) for of in (*engines, engine())}) == 1
+
+
+def test_an_adapter_that_is_not_fixed_or_not_readable_takes_no_part(tmp_path: Path) -> None:
+    """One that vLLM loads in place may be another at any time; of one that is not here nothing is known."""
+    of = engine()
+    folder = write_lora(tmp_path / "here")
+    assert of.why_not(request(lora_request=lora(folder))) is None
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder" / "adapter_config.json").mkdir(parents=True)
+    for adapter in (
+        lora(folder, in_place=True),
+        lora(tmp_path / "gone", 2),
+        lora(tmp_path / "empty", 3),
+        lora(tmp_path / "folder", 4),
+        lora(Path("owner/not-in-the-hub-s-cache"), 5),
+        lora(Path("no hub's name, and no folder"), 6),
+    ):
+        assert of.why_not(request(lora_request=adapter)) == "adapter_not_fixed"
+
+
+def test_adapters_are_bounded(tmp_path: Path) -> None:
+    """However often adapters are loaded, so many digests are kept, and each is right."""
+    adapters = Adapters()
+    write_lora(tmp_path)
+    digests = {adapters.digest(lora(tmp_path, number)) for number in range(MAX_ADAPTERS + 5)}
+    assert len(digests) == 1
+    assert len(adapters._digests) == MAX_ADAPTERS
 
 
 def chain_with(*features: Any) -> bytes:
@@ -159,7 +239,7 @@ def chain_with(*features: Any) -> bytes:
     "other",
     [
         image(identifier="dog"),
-        image(mm_hash="c2"),
+        image(mm_hash="c2" * 32),
         image(mm_hash=None),
         image(length=5),
         image(offset=11),
@@ -187,7 +267,7 @@ def test_items_are_taken_in_prompt_order() -> None:
 
 
 def test_a_plain_request_takes_part() -> None:
-    """So does one with an adapter, a salt, or images that vLLM has hashed."""
+    """So does one with a salt, or with images that vLLM has hashed."""
     for asked in (request(), *OTHER_REQUESTS.values(), request(mm_features=[image()])):
         assert engine().why_not(asked) is None
 
@@ -216,3 +296,10 @@ def test_items_that_vllm_only_numbers_are_declined(cache_gb: int, prefix_caching
     of = engine(multimodal_config=media, cache={"enable_prefix_caching": prefix_caching})
     assert of.why_not(request(mm_features=[image()])) == (None if hashed else "media_not_hashed")
     assert of.why_not(request()) is None
+
+
+@pytest.mark.parametrize("name", ["holiday", "", None, HASH.upper(), HASH + "0", HASH[:-1]])
+def test_items_that_a_client_named_are_declined(name: str | None) -> None:
+    """vLLM takes a client's name for the content's hash, and two images may go by one name."""
+    assert engine().why_not(request(mm_features=[image(mm_hash=HASH * 2)])) is None
+    assert engine().why_not(request(mm_features=[image(), image(mm_hash=name)])) == "media_named"

@@ -58,6 +58,7 @@ VARIABLES = {
     "feature": "vllm.multimodal.inputs:MultiModalFeatureSpec",
     "position": "vllm.multimodal.inputs:PlaceholderRange",
     "lora": "vllm.lora.request:LoRARequest",
+    "lora_config": "vllm.config.lora:LoRAConfig",
     "vllm_config": "vllm.config.vllm:VllmConfig",
     "vllm_config.model_config": "vllm.config.model:ModelConfig",
     "vllm_config.cache_config": "vllm.config.cache:CacheConfig",

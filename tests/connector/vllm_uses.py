@@ -120,10 +120,11 @@ OWNERS = (
     Owner("vllm.v1.request:RequestStatus", _words("FINISHED_STOPPED FINISHED_LENGTH_CAPPED")),
     Owner("vllm.multimodal.inputs:MultiModalFeatureSpec", _words("modality identifier mm_hash mm_position")),
     Owner("vllm.multimodal.inputs:PlaceholderRange", ("offset", "length")),
-    Owner("vllm.lora.request:LoRARequest", ("lora_name", "lora_path")),
+    Owner("vllm.lora.request:LoRARequest", _words("lora_name lora_path lora_int_id load_inplace")),
+    Owner("vllm.config.lora:LoRAConfig", _words("lora_dtype target_modules enable_tower_connector_lora")),
     Owner(
         "vllm.config.vllm:VllmConfig",
-        _words("model_config cache_config parallel_config kv_transfer_config"),
+        _words("model_config cache_config parallel_config kv_transfer_config lora_config"),
     ),
     Owner(
         "vllm.config.model:ModelConfig",

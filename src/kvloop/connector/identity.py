@@ -9,9 +9,11 @@ recomputed.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvloop.connector.adapters import Adapters
 from kvloop.core.chain import Identity, MediaItem
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _NOT_ARITHMETIC = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+_MEDIA_HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
+"""What vLLM's hashers make of an item's content (blake3 or SHA-256, or SHA-512). A client may give an item a
+name instead, and vLLM then hashes nothing."""
 
 
 def _plain(value: Any) -> Any:
@@ -39,6 +44,15 @@ def _config_digest(vllm_config: "VllmConfig") -> str:
     return hashlib.blake2b(encoded.encode(), digest_size=16).hexdigest()
 
 
+def _lora_settings(vllm_config: "VllmConfig") -> str:
+    """What an engine does to every adapter: the number format it runs in, and which modules take part."""
+    lora_config = vllm_config.lora_config
+    if lora_config is None:
+        return ""
+    modules = sorted(lora_config.target_modules) if lora_config.target_modules else None
+    return f"{lora_config.lora_dtype}/{modules}/{lora_config.enable_tower_connector_lora}"
+
+
 class IdentityOf:
     """Maps a vLLM request to the identity its KV was computed under. One per engine."""
 
@@ -48,6 +62,8 @@ class IdentityOf:
         self._model = str(model.model)
         self._revision = f"{model.revision or ''}/{_config_digest(vllm_config)}"
         self._kv_layout = f"{model.dtype}/{cache.cache_dtype}/{model.quantization or ''}/{cache.block_size}"
+        self._adapters = Adapters()
+        self._lora_settings = _lora_settings(vllm_config)
         # Without a cache to look them up in, vLLM numbers multimodal items instead of hashing them, and two
         # engines give different images the same number.
         media = model.multimodal_config
@@ -56,13 +72,13 @@ class IdentityOf:
         )
 
     def __call__(self, request: "Request") -> Identity:
-        """The identity of `request`'s KV."""
+        """The identity of `request`'s KV. Only for requests that `why_not` says nothing against."""
         lora = request.lora_request
         return Identity(
             model=self._model,
             revision=self._revision,
             kv_layout=self._kv_layout,
-            lora="" if lora is None else f"{lora.lora_name}\0{lora.lora_path}",
+            lora="" if lora is None else f"{self._adapters.digest(lora)}/{self._lora_settings}",
             salt=request.cache_salt or "",
         )
 
@@ -70,7 +86,8 @@ class IdentityOf:
         """The reason for which `request` takes no part in reuse, or None where it may.
 
         Prompt embeddings have no token ids to prove; prompt log-probabilities need every position computed
-        here; a multimodal item that is not hashed proves nothing.
+        here; a multimodal item that is not hashed proves nothing, nor does one that goes by a name which its
+        client gave it; an adapter whose weights may be others by now is no adapter in particular.
         """
         if request.prompt_token_ids is None or request.prompt_embeds is not None:
             return "prompt_embeds"
@@ -80,6 +97,10 @@ class IdentityOf:
             return "skips_prefix_cache"
         if request.mm_features and not self._media_are_hashed:
             return "media_not_hashed"
+        if not all(_MEDIA_HASH.fullmatch(feature.mm_hash or "") for feature in request.mm_features):
+            return "media_named"
+        if request.lora_request is not None and self._adapters.digest(request.lora_request) is None:
+            return "adapter_not_fixed"
         return None
 
 
