@@ -53,7 +53,7 @@ def _digest(path: str) -> str | None:
     for name in _FILES:
         try:
             with (folder / name).open("rb") as file:
-                part = hashlib.file_digest(file, hashlib.blake2b).digest()
+                part = hashlib.file_digest(file, "sha256").digest()
         except FileNotFoundError:
             continue
         except OSError:
