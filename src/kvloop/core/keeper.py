@@ -43,7 +43,7 @@ class Keeper:
     def __init__(
         self, model: ReturnModel, times: KeeperTimes, *, fixed: bool = False, max_leases: int = MAX_LEASES
     ) -> None:
-        """`fixed`: keep every lease for the TTL, whatever the model says."""
+        """`fixed`: keep every lease for the TTL, whatever the model says. A client's wish still counts."""
         if max_leases <= 0:
             raise ValueError("the bound must be positive")
         self.model = model
@@ -74,8 +74,8 @@ class Keeper:
         self._drops.pop(ref.lease_id, None)
         wish_ns = None if keep_ns is None else now_ns + min(keep_ns, self.times.ttl_ns)
         term_ns = ref.term_ms * _NS_PER_MS
-        renew_ns = min(self._next_tick(now_ns), now_ns + term_ns // 2)
-        entry = Entry(ref, caller, ending, now_ns, now_ns + term_ns, renew_ns, wish_ns)
+        entry = Entry(ref, caller, ending, now_ns, now_ns + term_ns, wish_ns)
+        entry.renew_ns = self.times.next_renewal_ns(now_ns, entry.deadline_ns)
         self._entries[ref.lease_id] = entry
         self._held += 1
         self.counts.filed += 1
@@ -94,22 +94,24 @@ class Keeper:
         if entry is None:
             return
         if returns and entry.waits:
-            self.model.returned(entry.caller, entry.ending, entry.seen_ns, self._age(entry, now_ns))
+            self.model.returned(entry.caller, entry.ending, entry.seen_ns, entry.age_ns(now_ns))
             self.counts.returned += 1
             entry.waits = False
         if entry.state is KeptState.LET_GO:  # the claim may bring it back, for a term
             entry.deadline_ns = max(entry.deadline_ns, now_ns + entry.ref.term_ms * _NS_PER_MS)
-            entry.renew_ns = self._next_tick(now_ns)
+        entry.renew_ns = max(entry.renew_ns, self.times.next_renewal_ns(now_ns, entry.deadline_ns))
         self._move(entry, KeptEvent.USE)
         self._drops.pop(lease_id, None)
         entry.in_flight += 1
         if not entry.waits:
             entry.since_ns = max(entry.since_ns, now_ns)
         self._entries.move_to_end(lease_id)
-        self._due.set(lease_id, max(now_ns, entry.renew_ns))
+        self._due.set(lease_id, entry.renew_ns)
 
     def done(self, lease_id: str, now_ns: int) -> None:
-        """That turn needs the lease no more: what it could take from it it has, or it has failed."""
+        """That turn needs the lease no more: decode has begun to answer it, so it has what it could take from
+        the lease; or it has failed. The sooner it is said, the less memory is held for nothing.
+        """
         entry = self._entries.get(lease_id)
         if entry is None or not entry.in_flight:
             return
@@ -202,7 +204,7 @@ class Keeper:
 
     def _look_at(self, entry: Entry, now_ns: int) -> tuple[str, int, int] | None:
         """What has become of a lease; the renewal that it needs, or None."""
-        age_ns = self._age(entry, now_ns)
+        age_ns = entry.age_ns(now_ns)
         if entry.state in AWAY:
             self.model.waited(entry.caller, entry.ending, entry.seen_ns, age_ns)
             entry.seen_ns = max(entry.seen_ns, age_ns)
@@ -214,12 +216,12 @@ class Keeper:
         until_ns = self._keep_until(entry, now_ns)
         renewal = None
         if entry.state in HELD and until_ns > now_ns >= entry.renew_ns:
-            entry.renew_ns = self._next_tick(now_ns)
             if entry.deadline_ns < until_ns:
                 term_ns = min(self.times.term_ns, entry.since_ns + self.times.ttl_ns - now_ns)
                 entry.deadline_ns = max(entry.deadline_ns, now_ns + term_ns)
                 self.counts.renewed += 1
                 renewal = (entry.ref.lease_id, term_ns, self._chance(entry, age_ns, now_ns))
+            entry.renew_ns = self.times.next_renewal_ns(now_ns, entry.deadline_ns)
         self._plan(entry, now_ns, until_ns)
         return renewal
 
@@ -231,7 +233,7 @@ class Keeper:
             self._move(entry, KeptEvent.LET_GO)
             self._drop(entry, now_ns)
         if entry.state is KeptState.LET_GO:
-            again_ns = now_ns + max(self._age(entry, now_ns), self.times.interval_ns)
+            again_ns = now_ns + max(entry.age_ns(now_ns), self.times.interval_ns)
             self._due.set(entry.ref.lease_id, min(again_ns, end_ns))
         elif entry.state is KeptState.WAITING:
             renew_ns = max(now_ns + 1, entry.renew_ns) if entry.deadline_ns < until_ns else until_ns
@@ -241,11 +243,11 @@ class Keeper:
 
     def _keep_until(self, entry: Entry, now_ns: int) -> int:
         """When to let a lease go, or to stop renewing one that is in use; `now_ns` or before: now."""
+        if entry.wish_until_ns is not None and not entry.in_flight:
+            return entry.wish_until_ns
         if entry.in_flight or self.fixed:
             return entry.since_ns + self.times.ttl_ns
-        if entry.wish_until_ns is not None:
-            return entry.wish_until_ns
-        age_ns = self._age(entry, now_ns)
+        age_ns = entry.age_ns(now_ns)
         return entry.since_ns + min(
             self.model.keep_until(entry.caller, entry.ending, age_ns), self.times.ttl_ns
         )
@@ -254,13 +256,6 @@ class Keeper:
         if entry.in_flight or (entry.wish_until_ns is not None and entry.wish_until_ns > now_ns):
             return PERMILLE
         return self.model.chance(entry.caller, entry.ending, age_ns, self.times.ttl_ns)
-
-    def _age(self, entry: Entry, now_ns: int) -> int:
-        return max(0, now_ns - entry.since_ns)
-
-    def _next_tick(self, now_ns: int) -> int:
-        """The first tick after `now_ns`."""
-        return (now_ns // self.times.interval_ns + 1) * self.times.interval_ns
 
     def _drop(self, entry: Entry, now_ns: int, is_over: bool = False) -> None:
         """Tell decode; not of a lease that has expired there by itself, unless it is over for good."""
@@ -274,7 +269,7 @@ class Keeper:
 
     def _broken_off(self, entry: Entry, now_ns: int) -> None:
         if entry.waits:
-            self.model.broken_off(entry.caller, entry.ending, entry.seen_ns, self._age(entry, now_ns))
+            self.model.broken_off(entry.caller, entry.ending, entry.seen_ns, entry.age_ns(now_ns))
             entry.waits = False
 
     def _leave(self, lease_id: str, now_ns: int) -> None:

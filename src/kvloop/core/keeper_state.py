@@ -80,6 +80,11 @@ class KeeperTimes:
         if self.term_ns <= self.interval_ns:
             raise ValueError("a term has to outlast the interval between two renewals")
 
+    def next_renewal_ns(self, now_ns: int, deadline_ns: int) -> int:
+        """The first tick after `now_ns`, or sooner for a lease that will not last until then."""
+        tick_ns = (now_ns // self.interval_ns + 1) * self.interval_ns
+        return min(tick_ns, now_ns + max(0, deadline_ns - now_ns) // 2)
+
 
 @dataclass(frozen=True, slots=True)
 class SendRenew:
@@ -117,7 +122,8 @@ class KeeperCounts:
 class Entry:
     """A filed lease. `since_ns` is its last use, and where its wait began; `seen_ns` is the age up to which
     the model knows of that wait. `deadline_ns`: when decode will let it expire, as far as is known.
-    `wish_until_ns`: the client's. `waits`: its conversation is not back, whatever forked off from it.
+    `renew_ns`: not to be renewed sooner. `wish_until_ns`: the client's. `waits`: its conversation is not
+    back, whatever forked off from it.
     """
 
     ref: LeaseRef
@@ -125,12 +131,16 @@ class Entry:
     ending: Ending
     since_ns: int
     deadline_ns: int
-    renew_ns: int
     wish_until_ns: int | None
+    renew_ns: int = 0
     state: KeptState = INITIAL
     seen_ns: int = 0
     in_flight: int = 0
     waits: bool = True
+
+    def age_ns(self, now_ns: int) -> int:
+        """How long it has waited."""
+        return max(0, now_ns - self.since_ns)
 
     def move(self, event: KeptEvent) -> None:
         """The table's move."""
