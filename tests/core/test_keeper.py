@@ -106,6 +106,15 @@ def test_what_shares_a_part_keeps_a_superseded_lease_too() -> None:
     assert sum(seen.exposure) == OBSERVATION * keeper.model.bins.of(2 * S) + OBSERVATION // 2
 
 
+def test_a_lease_that_a_claim_brought_back_is_renewed_within_its_new_term() -> None:
+    """Decode had been told to drop it, so what it was told before counts no more."""
+    keeper = make_keeper()
+    keeper.filed(LeaseRef("l", "i1", ADDRESS, 100, 10_000), "t", Ending.TOOL_CALLS, 0, keep_ns=30 * S)
+    assert sent(keeper, 40)[-1] == (31.0, SendDrop(ADDRESS, ("l",)))
+    keeper.used("l", 41 * S)
+    assert [at_s for at_s, _ in sent(keeper, 65)] == [46.0, 60.0]
+
+
 def test_bounds_must_be_positive() -> None:
     """A keeper without room or time is a mistake in the configuration."""
     with pytest.raises(ValueError, match="positive"):

@@ -97,11 +97,11 @@ class Keeper:
             self.model.returned(entry.caller, entry.ending, entry.seen_ns, entry.age_ns(now_ns))
             self.counts.returned += 1
             entry.waits = False
-        if entry.state is KeptState.LET_GO:  # the claim may bring it back, for a term
-            entry.deadline_ns = max(entry.deadline_ns, now_ns + entry.ref.term_ms * _NS_PER_MS)
+        is_kept_back = self._drops.pop(lease_id, None) is not None
+        if entry.state is KeptState.LET_GO and not is_kept_back:  # the claim may bring it back, for a term
+            entry.deadline_ns = now_ns + entry.ref.term_ms * _NS_PER_MS
         entry.renew_ns = max(entry.renew_ns, self.times.next_renewal_ns(now_ns, entry.deadline_ns))
         self._move(entry, KeptEvent.USE)
-        self._drops.pop(lease_id, None)
         entry.in_flight += 1
         if not entry.waits:
             entry.since_ns = max(entry.since_ns, now_ns)
