@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from kvloop.core.handle import HANDLE_VERSION, Handle
+from kvloop.core.handle import HANDLE_VERSION, Handle, LeaseRef
 
 
 def test_a_handle_names_no_blocks_and_no_tokens() -> None:
@@ -30,3 +30,9 @@ def test_a_handle_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         handle.lease_id = "m"  # type: ignore[misc]
     assert hash(handle) == hash(Handle(HANDLE_VERSION, "e", "i", "l", "localhost", 1, 1, 1, 1, 200, 1000))
+
+
+def test_a_router_knows_where_to_renew() -> None:
+    """The lease, the run of the engine that holds it, its control port, its tokens, its first term."""
+    handle = Handle(HANDLE_VERSION, "e", "i", "l", "fd00::1", 5570, 8, 1, 1, 200, 60_000)
+    assert LeaseRef.of(handle) == LeaseRef("l", "i", ("fd00::1", 5570), 200, 60_000)

@@ -115,6 +115,15 @@ def test_a_lease_that_a_claim_brought_back_is_renewed_within_its_new_term() -> N
     assert [at_s for at_s, _ in sent(keeper, 65)] == [46.0, 60.0]
 
 
+def test_a_lease_that_was_nearly_dropped_is_renewed_before_its_term_ends() -> None:
+    """The drop had not been sent yet, so no claim has brought it back: its term is the old one."""
+    keeper = make_keeper()
+    keeper.filed(ref("l"), "t", Ending.TOOL_CALLS, 0, keep_ns=58 * S)
+    assert sent(keeper, 58) == []
+    keeper.used("l", 58 * S + S // 2)
+    assert [at_s for at_s, _ in sent(keeper, 70)] == [59.25, 60.0]
+
+
 def test_bounds_must_be_positive() -> None:
     """A keeper without room or time is a mistake in the configuration."""
     with pytest.raises(ValueError, match="positive"):

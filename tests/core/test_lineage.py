@@ -77,6 +77,34 @@ def test_superseded() -> None:
     assert table.key_count == 49
 
 
+def test_what_nothing_leads_to_any_more_is_told() -> None:
+    """Superseded turns by the filing that does it; those that expire, are removed or find no room, once."""
+    table = LineageTable(3, 10**6)
+
+    def superseded(handle: str, *units: str, expires_ns: int = 1000) -> list[str]:
+        content = keys(*units)
+        filed_before = table.file(turn(handle, len(content), expires_ns), content, [], 0)
+        return [one.handle.decode() for one in filed_before]
+
+    def dropped() -> list[str]:
+        return [one.handle.decode() for one in table.take_dropped()]
+
+    assert superseded("h1", "s") == []
+    assert superseded("h2", "s", "u1") == ["h1"]
+    assert superseded("fork", "s", "x", expires_ns=10) == []
+    assert dropped() == []
+    assert superseded("other", "o") == []
+    assert dropped() == ["h2"]
+    table.expire(10)
+    assert dropped() == ["fork"]
+    table.remove(CONTENT, keys("o")[-1].hex())
+    assert dropped() == ["other"]
+    assert superseded("late", "l", expires_ns=0) == []
+    table.file(turn("nameless", 0), [], [], 0)
+    assert dropped() == ["late", "nameless"]
+    assert dropped() == []
+
+
 def test_content_over_name() -> None:
     """Content wins where it covers all that its turn had, or as much as the named turn; else the name."""
     table = LineageTable(100, 10**6)
@@ -241,11 +269,12 @@ moves: st.SearchStrategy[tuple[str, list[str], int]] = st.one_of(
 def test_equals_naive(script: list[tuple[str, list[str], int]]) -> None:
     """Whatever is filed, found, removed and expired, a request finds what the list of all turns says."""
     table, naive, now_ns = LineageTable(10**6, 10**9), Naive(), 0
+    told: list[FiledTurn] = []
     for number, (move, history, amount) in enumerate(script):
         content = keys(*history)
         if move == "file":
             one = turn(str(number), len(history), now_ns + amount)
-            table.file(one, content, [], now_ns)
+            told += table.file(one, content, [], now_ns)
             naive.turns.append((one, set(content)))
         elif move == "find":
             match = table.find(content, [], now_ns)
@@ -258,3 +287,6 @@ def test_equals_naive(script: list[tuple[str, list[str], int]]) -> None:
         else:
             now_ns += amount
         table.check_integrity()
+        told += table.take_dropped()
+        left = [one for one, _ in table.turns()]
+        assert sorted(one.handle for one in told + left) == sorted(one.handle for one, _ in naive.turns)
