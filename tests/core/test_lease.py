@@ -289,6 +289,19 @@ def test_an_ended_lease_may_be_granted_again() -> None:
     assert isinstance(claim(table, "c", 2), ClaimGranted)
 
 
+def test_what_is_over_is_void() -> None:
+    """A drop may say that nobody will ask again, also a later one; the blocks still wait for the reader."""
+    table = table_with_lease()
+    table.grant("m", HELD, BLOCKS, 0, TERM)
+    claim(table, "c", 0)
+    assert table.drop("l", 0)
+    assert not table.drop("l", 0, is_over=True)
+    assert table.drop("m", 0, is_over=True)
+    assert not table.drop("n", 0, is_over=True)
+    table.release("c", 1)
+    assert [(freed.lease_id, freed.is_void) for freed in table.take_freed()] == [("m", True), ("l", True)]
+
+
 def test_dropping_everything_voids_it() -> None:
     """What was dropped because the memory is not what it was is told from a conversation that is over."""
     table = table_with_lease()
