@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from kvloop.core import claim_state, lease_state
+from kvloop.core import claim_state, keeper_state, lease_state
 from kvloop.core.diagram import state_diagram
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 DIAGRAMS = {
     "lease": state_diagram(lease_state.TRANSITIONS, lease_state.INITIAL, lease_state.FINAL),
+    "kept": state_diagram(keeper_state.TRANSITIONS, keeper_state.INITIAL, keeper_state.FINAL),
     "read": state_diagram(claim_state.TRANSITIONS, claim_state.INITIAL, claim_state.FINAL),
 }
 

@@ -1,6 +1,7 @@
 """Control messages: round trips, bounds, growth, and nothing but a WireError for anything else."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -69,6 +70,16 @@ def test_every_message_is_tested() -> None:
 def test_bytes_never_change(message: Message) -> None:
     """Engines and routers of two versions understand each other: the bytes are those on file."""
     assert encode_message(message).hex() == VECTORS[message.__struct_config__.tag]
+
+
+@pytest.mark.parametrize("kind", MESSAGE_TYPES, ids=lambda kind: kind.__name__)
+def test_the_page_lists_every_field(kind: type[Message]) -> None:
+    """Each message has its row in docs/protocol.md, and the row its fields, in order."""
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text().partition("\n## Messages\n")[2]
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{kind.__struct_config__.tag}` |"))
+    named = re.findall(r"`(\w+)`", row.split("|")[2])
+    fields = [field.name for field in msgspec.structs.fields(kind)]
+    assert [name for name in named if name in fields] == fields
 
 
 def test_a_claim_carries_its_chain() -> None:
