@@ -1,9 +1,9 @@
 """Which lease live work takes first: the one whose blocks save least, block for block.
 
 Worth of an unclaimed lease: chance that its conversation returns x tokens that a return saves / blocks that
-it holds. It is the density by which a greedy choice fills a knapsack (Dantzig, Discrete-Variable Extremum
-Problems, 1957): freeing the least first gives so many blocks up for the least expected loss. Among equals the
-least recently used goes first, among those the one granted first.
+it holds. It is the density by which a greedy choice fills a knapsack: to free the least dense first gives so
+many blocks up for the least expected loss. Among equals the least recently used goes first, among those the
+one granted first.
 """
 
 from kvloop.core.heap import KeyHeap
