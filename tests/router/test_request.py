@@ -70,6 +70,29 @@ def test_endless_trailers() -> None:
     assert parser.refusal.status == 431
 
 
+def test_body_in_large_reads() -> None:
+    """A body is no head, in however large reads it comes: only its own bound counts, chunked or not."""
+    limits = Limits(max_header_bytes=400, max_body_bytes=10_000)
+    for head, framed in (
+        (b"Content-Length: 9000", b"x" * 9000),
+        (b"Transfer-Encoding: chunked", b"bb8\r\n%b\r\n" % (b"x" * 3000) * 3 + b"0\r\n\r\n"),
+    ):
+        whole = b"POST /c HTTP/1.1\r\n%b\r\n\r\n%b" % (head, framed)
+        parser = RequestParser(limits, BodyBudget(10**6))
+        pieces = [whole[:50], *(whole[start : start + 1000] for start in range(50, len(whole), 1000))]
+        bodies = [request.body for piece in pieces for request in parser.feed(piece)]
+        assert parser.refusal is None
+        assert bodies == [b"x" * 9000]
+
+
+def test_many_requests_in_one_read() -> None:
+    """Requests that come whole in one read are no head either, however many they are."""
+    head, rest = REQUESTS[0][:10], REQUESTS[0][10:]
+    requests, parser, _ = parsed([head, rest + REQUESTS[0] * 50 + head])
+    assert len(requests) == 51
+    assert parser.refusal is None
+
+
 @pytest.mark.parametrize("lenient", [b"GET / HTTP/1.1\nA: b\n\n", b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n"])
 def test_llhttp_is_strict(lenient: bytes) -> None:
     """The installed llhttp reads neither bare line feeds nor folded headers: refusals rest on that."""

@@ -68,14 +68,15 @@ class RequestParser:
         self._parser = httptools.HttpRequestParser(self)
         self._whole: list[Request] = []
         self._in_head = False
-        self._silent_bytes = 0  # since the last byte of a body: a head under way, chunk sizes, trailers
+        self._silent_bytes = 0  # in reads that brought nothing whole: a head under way, chunk sizes, trailers
+        self._got_on = False  # the read that is being fed began a request, or brought some of a body
         self._body: list[bytes] = []
 
     def feed(self, data: bytes) -> list[Request]:
         """The requests that `data` completes. After a refusal, none."""
         if self.refusal is not None:
             return []
-        under_way = self.receiving
+        under_way, self._got_on = self.receiving, False
         try:
             self._parser.feed_data(data)
         except (
@@ -86,7 +87,7 @@ class RequestParser:
             if self.refusal is None:
                 self.refusal = Refusal(400, f"this is not HTTP/1.1: {error}")
         else:
-            if self.receiving and under_way:
+            if self.receiving and under_way and not self._got_on:
                 self._silent_bytes += len(data)
             if self._silent_bytes > self._limits.max_header_bytes:
                 self.refusal = Refusal(431, f"headers are larger than {self._limits.max_header_bytes} bytes")
@@ -102,7 +103,7 @@ class RequestParser:
     # httptools
 
     def on_message_begin(self) -> None:
-        self.receiving = self._in_head = True
+        self.receiving = self._in_head = self._got_on = True
         self.owes_continue = False
         self.body_bytes = self._head_bytes = self._silent_bytes = 0
         self._url = b""
@@ -131,7 +132,7 @@ class RequestParser:
 
     def on_body(self, data: bytes) -> None:
         self.owes_continue = False
-        self._silent_bytes = 0
+        self._silent_bytes, self._got_on = 0, True
         self._body.append(data)
         self.body_bytes += len(data)
         self._budget.left_bytes -= len(data)
