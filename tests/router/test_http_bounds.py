@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import socket
 
 import pytest
 
 from kvloop.router.config import Limits, Timeouts
-from tests.router.fake_engine import Answer, Asked, decode_plan
+from tests.router.fake_engine import Answer, Asked, chunk, decode_plan, json_answer, stream_answer
 from tests.router.harness import HELLO, chunked, get, in_loop, post, raw_client, stack
 
 BODY = json.dumps({"model": "tiny", "messages": [HELLO]}).encode()
@@ -132,3 +133,34 @@ async def test_slow_answer_is_no_idleness() -> None:
     timeouts = Timeouts(client_timeout_s=0.1, keep_alive_s=0.1, drain_timeout_s=0.1)
     async with stack(decode=[slow], timeouts=timeouts) as router:
         assert (await router.chat([HELLO])).status_code == 200
+
+
+@in_loop
+async def test_clients_that_do_not_read() -> None:
+    """An answer that nobody takes is given up in time, whole or streamed, and with it decode's request."""
+
+    def endless(asked: Asked) -> Answer:
+        if asked.body.get("stream"):
+            return stream_answer(*[chunk("x" * 60_000)] * 2000)
+        return json_answer(b'{"choices":[],"x":"%b"}' % (b"x" * (30 << 20)))
+
+    timeouts = Timeouts(client_timeout_s=0.1, keep_alive_s=0.2, drain_timeout_s=0.1)
+    loop = asyncio.get_running_loop()
+    async with stack(decode=[endless], timeouts=timeouts, limits=Limits(max_connections=1)) as router:
+        for body in ({"stream": True}, {}):
+            for headers in ("", "Connection: close\r\n"):
+                with socket.socket() as client:
+                    client.setblocking(False)
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+                    await loop.sock_connect(client, ("127.0.0.1", router.port))
+                    request = post({"model": "tiny", "messages": [HELLO], **body}, headers=headers)
+                    await loop.sock_sendall(client, request)
+                    while await _health(router.port) == 503:  # there is room for one connection only
+                        await asyncio.sleep(0.02)
+        assert len(router.decode[0].generations()) == 4
+
+
+async def _health(port: int) -> int:
+    async with raw_client(port) as client:
+        client.send(get("/health"))
+        return (await client.answer())[0]

@@ -3,7 +3,8 @@
 Requests are served one at a time, in the order they came; what a client pipelines waits, and while anything
 waits no more is read. Otherwise reading never stops, for the end of the stream is how a client says that he
 has lost interest: his request's task is cancelled, and that closes the engines' connections. A connection
-that had to refuse a request says so in its turn, and is closed.
+that had to refuse a request says so in its turn, and is closed. Who takes nothing of his answer for as long as
+an idle connection is kept has left without saying so: an answer kept for him costs memory, here and at decode.
 """
 
 import asyncio
@@ -54,6 +55,8 @@ class ClientConnection(asyncio.Protocol):
         self._ending = False  # nothing more is read
         self._draining = False
         self._full = False  # what was written has not gone out
+        self._unsent_bytes = 0  # as the last look found it
+        self._taken_s = 0.0  # the client took something, as far as the looks tell
 
     @property
     def busy(self) -> bool:
@@ -114,6 +117,7 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
+        self._taken_s = self._loop.time()
         if self._response is not None:
             self._response.on_resume()
         self._advance()
@@ -177,11 +181,14 @@ class ClientConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(LINGER_S, self.abort)
 
     def _check_time(self) -> None:
-        """Close what is idle, and refuse what comes in too slowly."""
+        """Close what is idle or does not take its answer, and refuse what comes in too slowly."""
         now_s = self._loop.time()
         timeouts = self._service.timeouts
         due_s = now_s + timeouts.client_timeout_s
-        if self._task is None and not self._ending and self._transport is not None:
+        if self._is_stuck(now_s):
+            self.abort()
+            return
+        if self._task is None and not self._ending and not self._unsent_bytes and self._transport is not None:
             if self._parser.receiving:
                 allowed_s = timeouts.client_timeout_s + self._parser.body_bytes / MIN_BODY_BYTES_PER_S
             else:
@@ -194,3 +201,10 @@ class ClientConnection(asyncio.Protocol):
                     self._transport.close()
                 return
         self._timer = self._loop.call_at(due_s, self._check_time)
+
+    def _is_stuck(self, now_s: float) -> bool:
+        """Whether the client has taken nothing of what waits for him for too long."""
+        unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._taken_s = unsent_bytes, now_s
+        return unsent_bytes > 0 and now_s - self._taken_s >= self._service.timeouts.keep_alive_s
