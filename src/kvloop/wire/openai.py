@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kvloop.errors import UserError
+from kvloop.wire.items import FirstItems
 
 HANDOVER_FIELD = "kv_transfer_params"
 ALONE = b'{"do_remote_decode":false,"do_remote_prefill":false}'
@@ -39,6 +40,7 @@ Fields = dict[str, msgspec.Raw]
 _Decoder = msgspec.json.Decoder[Any]  # made once: to describe a type costs more than to decode a small value
 _FIELDS: _Decoder = msgspec.json.Decoder(Fields)
 _ITEMS: _Decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_FIRST_ITEMS = FirstItems()
 _TEXT: _Decoder = msgspec.json.Decoder(str)
 _TEXT_OR_NULL: _Decoder = msgspec.json.Decoder(str | None)
 _BOOL_OR_NULL: _Decoder = msgspec.json.Decoder(bool | None)
@@ -136,7 +138,7 @@ def read_generation(endpoint: Endpoint, raw: bytes) -> Generation:
     if endpoint is Endpoint.CHAT:
         if "messages" not in fields:
             raise RequestError("you must provide messages", "messages", "missing_required_parameter")
-        messages = _member(fields, "messages", _ITEMS, [])
+        messages = _member(fields, "messages", _FIRST_ITEMS, [])
     elif "prompt" not in fields and "prompt_embeds" not in fields:
         raise RequestError("you must provide a prompt", "prompt", "missing_required_parameter")
     stream = _member(fields, "stream", _BOOL_OR_NULL, None)
@@ -264,13 +266,13 @@ def _alone(endpoint: Endpoint, fields: Fields) -> str | None:
     if endpoint is Endpoint.COMPLETIONS:
         if "prompt_embeds" in fields:
             return "prompt_embeds"
-        prompts = _decoded(fields["prompt"], _ITEMS, [])
+        prompts = _decoded(fields["prompt"], _FIRST_ITEMS, [])
         if len(prompts) > 1 and bytes(prompts[0])[:1] in (b'"', b"["):
             return "prompt"
     return None
 
 
-def _member(fields: Mapping[str, msgspec.Raw], name: str, kind: _Decoder, default: Any) -> Any:
+def _member(fields: Mapping[str, msgspec.Raw], name: str, kind: _Decoder | FirstItems, default: Any) -> Any:
     raw = fields.get(name)
     if raw is None:
         return default
@@ -280,7 +282,7 @@ def _member(fields: Mapping[str, msgspec.Raw], name: str, kind: _Decoder, defaul
         raise RequestError(f"{name}: {error}", name, "invalid_type") from None
 
 
-def _decoded(raw: bytes | msgspec.Raw, kind: _Decoder, default: Any) -> Any:
+def _decoded(raw: bytes | msgspec.Raw, kind: _Decoder | FirstItems, default: Any) -> Any:
     try:
         return kind.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
