@@ -22,6 +22,7 @@ async def test_conversations() -> None:
         assert 479 < named["expires_in_s"] <= 480
         assert (named["tenant"] == "", plain["tenant"] == "") == (False, True)
         assert len((await router.admin.get("/conversations?limit=1")).json()["conversations"]) == 1
+        assert (await router.admin.get("/conversations?limit=" + "9" * 5000)).status_code == 200
         gone = await router.admin.delete("/conversations/x-session-id/s/1")
         assert (gone.status_code, gone.json()) == (200, {"forgotten": 1})
         assert (await router.admin.delete("/conversations/conversation_id/c1")).status_code == 404

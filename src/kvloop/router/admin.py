@@ -18,6 +18,7 @@ from kvloop.router.engines import Fleet
 from kvloop.router.metrics import Metrics
 
 LIST_MAX_TURNS = 1000
+LIMIT_MAX_CHARS = 20  # more digits say nothing more, and Python converts no number of thousands of them
 _NS_PER_S = 1_000_000_000
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -64,7 +65,7 @@ def _health(fleet: Fleet) -> Answer:
 def _list(conversations: Conversations) -> Answer:
     async def answer(request: Request) -> Response:
         asked = request.query_params.get("limit", "100")
-        limit = min(int(asked), LIST_MAX_TURNS) if asked.isdecimal() else 100
+        limit = min(int(asked[:LIMIT_MAX_CHARS]), LIST_MAX_TURNS) if asked.isdecimal() else 100
         conversations.expire()
         now_ns = conversations.clock_ns()
         listed: list[dict[str, Any]] = []
