@@ -3,8 +3,9 @@
 Requests are served one at a time, in the order they came; what a client pipelines waits, and while anything
 waits no more is read. Otherwise reading never stops, for the end of the stream is how a client says that he
 has lost interest: his request's task is cancelled, and that closes the engines' connections. A connection
-that had to refuse a request says so in its turn, and is closed. Who takes nothing of his answer for as long as
-an idle connection is kept has left without saying so: an answer kept for him costs memory, here and at decode.
+that had to refuse a request says so in its turn, and is closed. Who takes nothing of his answer for as long
+as an idle connection is kept has left without saying so: what is kept for him costs memory, here and at
+decode.
 """
 
 import asyncio
