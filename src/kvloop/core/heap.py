@@ -1,8 +1,8 @@
 """The least of many keys whose ranks change: set, drop and take out in O(log n) amortised.
 
 A binary heap with lazy deletion (Sedgewick and Wayne, Algorithms, 2.4): an entry is live while the table
-of keys still points at it; a dead one is skipped when it comes to the top, and all are swept out when
-they outnumber the live. Two keys of equal rank come out in the order in which they were set, never by hash.
+of keys still points at it; a dead one is taken out when it comes to the top, alone or with all others if they
+are many, and all are swept out when they outnumber the live. Two keys of equal rank come out in the order in which they were set, never by hash.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 _SWEEP_FLOOR_ENTRIES = 64  # a heap this small is not worth sweeping
-_BULK_SHARE = 8  # from an eighth of the keys on, building the heap anew is cheaper than pushing each
+_BULK_SHARE = 8  # from an eighth of the entries on, building the heap anew is cheaper than one by one
 
 Rank = TypeVar("Rank", int, tuple[int, ...])
 
@@ -68,7 +68,10 @@ class KeyHeap(Generic[Rank]):
             rank, _, key = self._heap[0]
             if self._entries.get(key) is self._heap[0]:
                 return rank, key
-            heapq.heappop(self._heap)
+            if (len(self._heap) - len(self._entries)) * _BULK_SHARE > len(self._heap):
+                self._rebuild()
+            else:
+                heapq.heappop(self._heap)
         return None
 
     def check_integrity(self) -> None:
