@@ -2,7 +2,8 @@
 
 A binary heap with lazy deletion (Sedgewick and Wayne, Algorithms, 2.4): an entry is live while the table
 of keys still points at it; a dead one is taken out when it comes to the top, alone or with all others if they
-are many, and all are swept out when they outnumber the live. Two keys of equal rank come out in the order in which they were set, never by hash.
+are many, and all are swept out when they outnumber the live. Two keys of equal rank come out in the order in
+which they were set, never by hash.
 """
 
 import heapq
