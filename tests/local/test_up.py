@@ -114,8 +114,11 @@ def test_it_says_where_it_is_and_how_to_try_it(up: Start) -> None:
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)]
 )
 def test_a_signal_ends_everything(up: Start, number: signal.Signals, status: int) -> None:
-    """Whichever way it is told to end, its exit status says so and nothing is left when it has ended."""
-    it = up("--no-demo")
+    """Whichever way it is told to end, its exit status says so and nothing is left when it has ended.
+
+    The tests themselves may run under `nohup`, whose children ignore SIGHUP.
+    """
+    it = up("--no-demo", before=lambda: signal.signal(number, signal.SIG_DFL) and None)
     it.read_until("serving until Ctrl-C")
     it.process.send_signal(number)
     assert it.end() == (status, "")
