@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from kvloop.core.handle import LeaseRef
 from kvloop.core.keeper import Ending, Keeper, KeeperTimes, SendDrop, SendRenew
+from kvloop.core.keeper_state import Entry
 from kvloop.core.returns import ReturnModel
 
 MS = 1_000_000
@@ -40,7 +41,7 @@ MUST_REACH |= {
     "waited out",
     "used in part",
 }
-MUST_REACH |= {"a wish", "gone", "soft", "a message lost", "several in a message"}
+MUST_REACH |= {"no room among the drops", "a wish", "gone", "soft", "a message lost", "several in a message"}
 
 
 class Told(ReturnModel):
@@ -66,6 +67,19 @@ class Told(ReturnModel):
         """By name."""
         horizon_ns = HORIZONS[caller.split()[0]] if ending is not Ending.AGAIN or "ever" in caller else 0
         return horizon_ns if age_ns < horizon_ns else 0
+
+
+class Watched(Keeper):
+    """A keeper that tells which drops found no room among those that wait to be sent."""
+
+    def __init__(self, model: Told, fixed: bool) -> None:
+        super().__init__(model, TIMES, fixed=fixed, max_leases=MAX_LEASES)
+        self.pushed_out: set[str] = set()
+
+    def _drop(self, entry: Entry, now_ns: int, is_over: bool = False) -> None:
+        before = set(self._drops)
+        super()._drop(entry, now_ns, is_over)
+        self.pushed_out |= before - set(self._drops)
 
 
 @dataclass
@@ -98,7 +112,7 @@ class KeeperMachine(RuleBasedStateMachine):
         self.now = 0
         self.fixed = fixed
         self.model = Told()
-        self.keeper = Keeper(self.model, TIMES, fixed=fixed, max_leases=MAX_LEASES)
+        self.keeper = Watched(self.model, fixed)
         self.leases: dict[str, Lease] = {}
         self.serial = 0
 
@@ -245,7 +259,10 @@ class KeeperMachine(RuleBasedStateMachine):
         if not hasattr(self, "keeper"):
             return
         self.keeper.check_integrity()
-        for lease in self.leases.values():
+        self.reached["no room among the drops"] += len(self.keeper.pushed_out)
+        for lease_id, lease in self.leases.items():
+            is_sent = lease_id not in self.keeper.pushed_out
+            lease.reliable &= is_sent
             is_known = lease.ref.lease_id in self.keeper._entries
             until = self.until(lease)
             is_held = lease.deadline_ns > self.now
@@ -255,7 +272,8 @@ class KeeperMachine(RuleBasedStateMachine):
             if is_known and lease.reliable and not lease.in_flight and not lately:
                 assert not is_held, "held for nothing"
             if lease.over and not lease.in_flight and not lately:
-                assert lease.told_over == 1
+                assert lease.told_over == 1 or not is_sent
+            assert lease.told_over <= 1
             self.reached["expired at decode"] += not is_held and lease.reliable and not lease.told_over
 
     @invariant()
