@@ -115,6 +115,15 @@ def test_a_lease_that_a_claim_brought_back_is_renewed_within_its_new_term() -> N
     assert [at_s for at_s, _ in sent(keeper, 65)] == [46.0, 60.0]
 
 
+def test_a_lease_that_a_claim_brought_back_for_less_than_an_interval_is_renewed_in_time() -> None:
+    """Also where it had been renewed so that nothing was due before the next tick."""
+    keeper = make_keeper()
+    keeper.filed(LeaseRef("l", "i1", ADDRESS, 100, 2_000), "t", Ending.TOOL_CALLS, 19 * S, keep_ns=4 * S)
+    assert [at_s for at_s, _ in sent(keeper, 30)] == [20.0, 24.0]
+    keeper.used("l", 30 * S)
+    assert sent(keeper, 32)[0] == (31.0, SendRenew(ADDRESS, (("l", TIMES.term_ns, 1000),)))
+
+
 def test_a_lease_that_was_nearly_dropped_is_renewed_before_its_term_ends() -> None:
     """The drop had not been sent yet, so no claim has brought it back: its term is the old one."""
     keeper = make_keeper()

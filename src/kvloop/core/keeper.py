@@ -100,7 +100,8 @@ class Keeper:
         is_kept_back = self._drops.pop(lease_id, None) is not None
         if entry.state is KeptState.LET_GO and not is_kept_back:  # the claim may bring it back, for a term
             entry.deadline_ns = now_ns + entry.ref.term_ms * _NS_PER_MS
-        entry.renew_ns = max(entry.renew_ns, self.times.next_renewal_ns(now_ns, entry.deadline_ns))
+        renew_ns = self.times.next_renewal_ns(now_ns, entry.deadline_ns)
+        entry.renew_ns = min(entry.renew_ns, renew_ns) if entry.renew_ns > now_ns else renew_ns
         self._move(entry, KeptEvent.USE)
         entry.in_flight += 1
         if not entry.waits:
