@@ -222,7 +222,7 @@ class ControlChannel:
     def _opened(self, frames: list[bytes]) -> Opened:
         if len(frames) != 1:
             raise FrameMalformedError("several parts")
-        return self._seal.open(frames[0], _now_ms())
+        return self._seal.open(frames[0], _now_ms(), time.monotonic_ns() // 1_000_000)
 
     def _drop(self, error: WireError | zmq.ZMQError) -> None:
         self._dropped[error.reason if isinstance(error, WireError) else "transport"] += 1
