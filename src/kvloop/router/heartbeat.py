@@ -24,6 +24,8 @@ from kvloop.wire.seal import Seal
 
 logger = logging.getLogger("kvloop.router")
 
+DROPS_PER_INTERVAL = 20
+"""Messages that tell decode what to drop, at most, for each that renews."""
 _NS_PER_S = 1_000_000_000
 
 
@@ -31,10 +33,12 @@ def keeper_of(config: RouterConfig) -> Keeper:
     """The keeper that the config describes."""
     leases = config.leases
     ttl_ns = int(config.retention_s * _NS_PER_S)
+    interval_ns = int(leases.renew_interval_s * _NS_PER_S)
     times = KeeperTimes(
-        interval_ns=int(leases.renew_interval_s * _NS_PER_S),
+        interval_ns=interval_ns,
         term_ns=int(leases.lease_term_s * _NS_PER_S),
         ttl_ns=ttl_ns,
+        drop_every_ns=max(1, interval_ns // DROPS_PER_INTERVAL),
     )
     model = ReturnModel(ttl_ns, int(leases.break_even_s * _NS_PER_S))
     fixed = leases.lease_policy is LeasePolicy.FIXED
