@@ -125,8 +125,12 @@ class Proxy:
             return run.turn.prefill_failed(self._failed(run, engine, error))
         engine.answered()
         if 400 <= head.status < 500:
-            run.response.send(head.status, returned(head), answer)
-            return None
+            again = run.turn.prefill_refused()
+            if again is None:
+                run.response.send(head.status, returned(head), answer)
+            else:
+                self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
+            return again
         read = read_prefill_answer(answer) if head.status == 200 else None
         if read is None:
             self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
