@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from kvloop.errors import UserError
-from kvloop.wire.items import FirstItems
+from kvloop.wire.items import FirstItems, Members, TooManyMembersError
 
 HANDOVER_FIELD = "kv_transfer_params"
 ALONE = b'{"do_remote_decode":false,"do_remote_prefill":false}'
@@ -38,7 +38,7 @@ _DROPPED_ON_PREFILL = (
 )
 Fields = dict[str, msgspec.Raw]
 _Decoder = msgspec.json.Decoder[Any]  # made once: to describe a type costs more than to decode a small value
-_FIELDS: _Decoder = msgspec.json.Decoder(Fields)
+_FIELDS = Members()
 _ITEMS: _Decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _FIRST_ITEMS = FirstItems()
 _TEXT: _Decoder = msgspec.json.Decoder(str)
@@ -121,6 +121,8 @@ def read_generation(endpoint: Endpoint, raw: bytes) -> Generation:
         fields = _FIELDS.decode(raw)
     except msgspec.ValidationError:
         raise RequestError("the request body must be a JSON object") from None
+    except TooManyMembersError as error:
+        raise RequestError(f"the request body has {error}", code="too_many_members") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from None
     except RecursionError:
@@ -184,10 +186,7 @@ def decode_body(generation: Generation, handover: bytes, salt: str | None) -> by
 
 
 def filed_handle(handle: bytes) -> bytes | None:
-    """Decode's answer as it goes to prefill next time:
-
-    the flags are the router's to set. None if nothing is left.
-    """
+    """Decode's answer as prefill gets it next time: the flags are the router's. None if nothing is left."""
     fields = _decoded(handle, _FIELDS, {})
     for flag in _FLAGS:
         fields.pop(flag, None)
@@ -282,7 +281,7 @@ def _member(fields: Mapping[str, msgspec.Raw], name: str, kind: _Decoder | First
         raise RequestError(f"{name}: {error}", name, "invalid_type") from None
 
 
-def _decoded(raw: bytes | msgspec.Raw, kind: _Decoder | FirstItems, default: Any) -> Any:
+def _decoded(raw: bytes | msgspec.Raw, kind: _Decoder | FirstItems | Members, default: Any) -> Any:
     try:
         return kind.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
