@@ -26,13 +26,13 @@ from kvloop.wire.openai import (
     Endpoint,
     Generation,
     RequestError,
-    TurnReport,
     decode_body,
     prefill_body,
     read_generation,
     read_prefill_answer,
     take_handle,
 )
+from kvloop.wire.report import TurnReport, read_report
 
 logger = logging.getLogger("kvloop.router")
 
@@ -131,11 +131,11 @@ class Proxy:
             else:
                 self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
             return again
-        read = read_prefill_answer(answer) if head.status == 200 else None
-        if read is None:
+        handover = read_prefill_answer(answer) if head.status == 200 else None
+        if handover is None:
             self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
             return run.turn.prefill_failed(Failure.ANSWERED)
-        handover, run.report = read
+        run.report = read_report(handover, step.handle is not None)
         self._count(run.report, asked=step.handle is not None)
         return run.turn.prefilled(handover, run.report.returned_tokens if run.report else None)
 
@@ -205,9 +205,8 @@ class Proxy:
         self._metrics.first_byte[route].observe(self._loop.time() - run.began_s)
         run.response.headers.append((b"x-kvloop-route", route.encode()))
         if run.report is not None and route is not route.DECODE:
-            cached = run.report.local_tokens + run.report.returned_tokens
             run.response.headers.append((b"x-kvloop-reused-tokens", b"%d" % run.report.returned_tokens))
-            run.response.headers.append((b"x-kvloop-cached-tokens", b"%d" % cached))
+            run.response.headers.append((b"x-kvloop-cached-tokens", b"%d" % run.report.cached_tokens))
 
     def _file(self, run: _Run, engine: Engine, handle: bytes, ending: str) -> None:
         if self._config.return_enabled and self._conversations.file(run.lookup, handle, engine.url, ending):
@@ -221,7 +220,7 @@ class Proxy:
             ("returned", report.returned_tokens),
             ("computed", report.computed_tokens),
         ):
-            self._metrics.tokens.labels(source).inc(max(tokens, 0))
+            self._metrics.tokens.labels(source).inc(tokens)
         if asked and not report.returned_tokens:
             self._metrics.missed(report.reason)
 

@@ -91,24 +91,6 @@ class Generation:
         return str(value) if value else None
 
 
-@dataclass(frozen=True, slots=True)
-class TurnReport:
-    """What prefill says it did with a prompt, in tokens; `reason` says why nothing was returned."""
-
-    prompt_tokens: int = 0
-    local_tokens: int = 0
-    returned_tokens: int = 0
-    computed_tokens: int = 0
-    reason: str | None = None
-
-
-class _Handover(msgspec.Struct):
-    kvloop_turn: TurnReport | None = None
-
-
-_HANDOVER: _Decoder = msgspec.json.Decoder(_Handover)
-
-
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> bytes:
     """An error in OpenAI's shape."""
     error = {"message": message, "type": kind, "param": param, "code": code}
@@ -193,12 +175,12 @@ def filed_handle(handle: bytes) -> bytes | None:
     return msgspec.json.encode(fields) if fields else None
 
 
-def read_prefill_answer(body: bytes) -> tuple[bytes, TurnReport | None] | None:
-    """The handover in prefill's answer, verbatim, and a kvloop engine's report; None without a handover."""
+def read_prefill_answer(body: bytes) -> bytes | None:
+    """The handover in prefill's answer, verbatim; None without one."""
     raw = _decoded(body, _FIELDS, {}).get(HANDOVER_FIELD)
     if raw is None or not _is_object(raw):
         return None
-    return bytes(raw), _decoded(raw, _HANDOVER, _Handover()).kvloop_turn
+    return bytes(raw)
 
 
 def take_handle(body: bytes) -> tuple[bytes, bytes | None]:
