@@ -14,6 +14,7 @@ from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations, Lookup
 from kvloop.router.engines import Engine, Fleet
 from kvloop.router.headers import REQUEST_ID, forwarded, hop, request_id, returned
+from kvloop.router.leases import LeaseUse
 from kvloop.router.metrics import Metrics
 from kvloop.router.relay import StreamRelay
 from kvloop.router.request import Request
@@ -50,9 +51,15 @@ class _Run:
     turn: Turn
     lines: bytes
     began_s: float
+    use: LeaseUse | None
     report: TurnReport | None = None
     refused: tuple[Head, bytes] | None = field(default=None)
     why: str = ""
+
+    def end_use(self) -> None:
+        """Nothing of what decode kept is needed any more; said of each request once, the first time."""
+        if self.use is not None:
+            self.use.end()
 
 
 class Proxy:
@@ -78,20 +85,21 @@ class Proxy:
             response.send_error(error.status, str(error), error.param, error.code)
             return
         run = self._run(request, response, generation, lookup, forwarded(request, identifier))
-        step: Step | None = run.turn.start()
         try:
-            with self._conversations.using(lookup):
-                while step is not None:
-                    if isinstance(step, AskPrefill):
-                        step = await self._prefill(run, step)
-                    elif isinstance(step, AskDecode):
-                        step = await self._decode(run, step)
-                    else:
-                        self._give_up(run, step)
-                        step = None
+            step: Step | None = run.turn.start()
+            while step is not None:
+                if isinstance(step, AskPrefill):
+                    step = await self._prefill(run, step)
+                elif isinstance(step, AskDecode):
+                    step = await self._decode(run, step)
+                else:
+                    self._give_up(run, step)
+                    step = None
         except asyncio.CancelledError:
             self._metrics.gone.inc()
             raise
+        finally:
+            run.end_use()
         self._metrics.answered(run.turn.route, response.status)
 
     def _run(
@@ -110,7 +118,8 @@ class Proxy:
             match.turn.handle if match else None,
             alone=generation.alone is not None,
         )
-        return _Run(request, response, generation, lookup, turn, lines, self._loop.time())
+        use = self._conversations.use(lookup)
+        return _Run(request, response, generation, lookup, turn, lines, self._loop.time(), use)
 
     async def _prefill(self, run: _Run, step: AskPrefill) -> Step | None:
         engine = self._fleet.prefill[step.engine]
@@ -201,6 +210,7 @@ class Proxy:
         return error.failure
 
     def _before_first_byte(self, run: _Run) -> None:
+        run.end_use()  # decode computes, so it has all that it could take over
         route = run.turn.route
         self._metrics.first_byte[route].observe(self._loop.time() - run.began_s)
         run.response.headers.append((b"x-kvloop-route", route.encode()))
