@@ -2,22 +2,35 @@
 
 import gzip
 import json
+import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from kvloop.bench.lease_replay import Policy, Replay
-from kvloop.bench.trace import UNIT_SEGMENTS, UNIT_TOKENS, TraceSession, TraceTurn, read_sessions
+from kvloop.bench.trace import (
+    DEFAULT_TRACE,
+    UNIT_SEGMENTS,
+    UNIT_TOKENS,
+    UNRECORDED_FIRST_S,
+    TraceSession,
+    TraceTurn,
+    read_sessions,
+)
 from kvloop.core.returns import Ending
 from kvloop.errors import UserError
 
 AMPLE_TOKENS = 1000 * UNIT_TOKENS
 
 
-def turn(start_s: float, units: int, took_s: float = 1.0, answer_units: int = 0) -> TraceTurn:
+def turn(
+    start_s: float, units: int, took_s: float = 1.0, answer_units: int = 0, first_s: float = 0.5
+) -> TraceTurn:
     """A turn whose prompt is the first so many of a session's units."""
     output_tokens = answer_units * UNIT_TOKENS
-    return TraceTurn(start_s, took_s, tuple(range(units)), units * UNIT_TOKENS, output_tokens, Ending.STOP)
+    prompt = tuple(range(units))
+    return TraceTurn(start_s, first_s, took_s, prompt, len(prompt) * UNIT_TOKENS, output_tokens, Ending.STOP)
 
 
 def session(name: str, *turns: TraceTurn) -> TraceSession:
@@ -37,6 +50,18 @@ def test_fixed_leases_are_held_until_superseded_or_for_the_ttl() -> None:
     """Four units from second 1 to 12, where the next turn has ended, and six from then for 480 s."""
     outcome = Replay([session("a", turn(0, 4), turn(11, 6))], Policy.FIXED, AMPLE_TOKENS).run()
     assert outcome.held_token_s / UNIT_TOKENS == pytest.approx(4 * 11 + 6 * 480, abs=4 * 1.1)
+
+
+@pytest.mark.parametrize("first_s", [1.0, 30.0, 100.0])
+def test_a_lease_is_in_use_until_the_answer_of_the_next_turn_begins(first_s: float) -> None:
+    """An adaptive lease after a stop is let go at once, unless in use: from second 11 to the next one's first
+    byte. The next one's own is held for what is left of its term when it is let go, less than 2 s."""
+    alone = Replay([session("a", turn(0, 4))], Policy.ADAPTIVE, AMPLE_TOKENS).run().held_token_s
+    turns = (turn(0, 4), turn(11, 6, took_s=120.0, first_s=first_s))
+    both = Replay([session("a", *turns)], Policy.ADAPTIVE, AMPLE_TOKENS).run()
+    assert both.reused_tokens == 4 * UNIT_TOKENS
+    held_s = (both.held_token_s - alone) / UNIT_TOKENS
+    assert held_s == pytest.approx(4 * first_s + 6 / 4 * alone / UNIT_TOKENS, abs=4 * 1.1 + 6 * 1.1)
 
 
 def test_upstream_pins_every_turn_for_the_ttl() -> None:
@@ -94,6 +119,17 @@ def test_the_trace_that_comes_with_kvloop_is_read() -> None:
     sessions = read_sessions()
     assert len(sessions) == 156
     assert sum(len(one.turns) for one in sessions) == 8386
+
+
+def test_answers_begin_when_the_trace_says_so_or_like_those_of_which_it_does() -> None:
+    """A constant of the median of all that are recorded; no answer begins after its end."""
+    with gzip.open(DEFAULT_TRACE, "rt", encoding="utf-8") as lines:
+        recorded = [float(found) for found in re.findall(r'"ttft":([0-9.]+)', lines.read())]
+    assert len(recorded) == 1016
+    assert statistics.median(recorded) == pytest.approx(UNRECORDED_FIRST_S, abs=0.005)
+    turns = [one for session in read_sessions() for one in session.turns]
+    assert all(0 <= one.first_s <= one.took_s for one in turns)
+    assert set(recorded) <= {one.first_s for one in turns}
 
 
 def test_a_file_that_is_no_trace_is_an_error(tmp_path: Path) -> None:

@@ -124,6 +124,41 @@ async def test_handle_refused() -> None:
 
 
 @in_loop
+async def test_a_4xx_over_a_handle() -> None:
+    """Prefill is asked once more without it, and its client never hears of it."""
+    for stream in (False, True):
+        for code in (400, 404, 422, 429):
+
+            def wrong(asked: Asked, code: int = code) -> Answer:
+                return status(code)(asked) if "kvloop_handle" in asked.params else prefill_plan(asked)
+
+            async with stack(prefill=[wrong, wrong]) as router:
+                assert [await served(router, stream=stream) for _ in range(2)] == ["recompute"] * 2
+                asked = [one for engine in router.prefill for one in engine.asked]
+                assert sum("kvloop_handle" in one.params for one in asked) == 1
+                assert sorted(len(engine.asked) for engine in router.prefill) == [1, 2]
+                assert await router.metric('fallbacks_total{hop="prefill",reason="status_4xx"}') == 1
+
+
+@in_loop
+async def test_a_4xx_without_the_handle_is_the_client_s() -> None:
+    """Also where one with it came before; the client gets the plain request's, and decode is not asked."""
+    for stream in (False, True):
+        async with stack() as router:
+            await served(router, stream=stream)
+
+            def wrong(asked: Asked) -> Answer:
+                return status(422 if "kvloop_handle" in asked.params else 400)(asked)
+
+            router.prefill[0].plan = wrong
+            answer = await router.chat([HELLO], stream=stream)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (400, "status 400")
+            handles = [one.params.get("kvloop_handle") for one in router.prefill[0].asked]
+            assert handles == [None, "h1", None]
+            assert len(router.decode[0].asked) == 1
+
+
+@in_loop
 async def test_prefill_says_the_client_is_wrong() -> None:
     """A 4xx of prefill's is the client's, as it is, and decode is not asked."""
     async with stack(prefill=[status(400), status(404)]) as router:

@@ -39,6 +39,20 @@ REFUSED: dict[str, tuple[bytes, int]] = {
 }
 
 
+@in_loop
+async def test_too_many_members() -> None:
+    """A request of more members than the bound is a 400 in OpenAI's shape, and the connection goes on."""
+    async with stack() as router, raw_client(router.port) as client:
+        client.send(post({"model": "tiny", "messages": [HELLO], **{f"m{one}": 0 for one in range(20_000)}}))
+        status, _, body = await client.answer()
+        error = json.loads(body)["error"]
+        assert (status, error["code"]) == (400, "too_many_members")
+        assert "more than 1024 members" in error["message"]
+        client.send(post(BODY))
+        assert (await client.answer())[0] == 200
+        assert len(router.prefill[0].asked) == 1
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     """What breaks HTTP or a bound is refused after the requests before it, and ends the connection."""

@@ -239,9 +239,24 @@ async def test_without_the_secret_nothing_is_renewed() -> None:
             assert (await router.chat([HELLO])).headers["x-kvloop-route"] == "return"
             assert await router.metric("handles_filed_total") == 2
         assert warned.call_count == 1
-        async with stack(decode=[plan_of(peer)], return_enabled=False):
-            assert warned.call_count == 1, "a router that returns nothing has nothing to renew"
         assert peer.heard == []
+
+
+@in_loop
+async def test_a_router_that_returns_nothing_renews_nothing() -> None:
+    """It reads no secret, opens no channel, shows no leases and says nothing of it; decode hears nothing."""
+    with (
+        peer_() as peer,
+        mock.patch("kvloop.router.heartbeat.logger.warning") as warned,
+        mock.patch("kvloop.router.heartbeat.ControlChannel") as channel,
+    ):
+        async with renewing(peer, return_enabled=False) as router:
+            assert (await router.chat([HELLO])).headers["x-kvloop-route"] == "recompute"
+            assert (await router.chat([HELLO, A1, MORE])).headers["x-kvloop-route"] == "recompute"
+            assert "kvloop_router_lease" not in (await router.admin.get("/metrics")).text
+        async with stack(return_enabled=False), stack(return_enabled=False, leases=Leases("/nowhere/secret")):
+            pass
+        assert (warned.call_count, channel.call_count, peer.heard) == (0, 0, [])
 
 
 @in_loop

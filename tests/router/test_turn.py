@@ -74,6 +74,32 @@ def test_handle_under_suspicion() -> None:
     assert other.prefill_failed(Failure.UNREACHED) == AskPrefill("q", HANDLE)
 
 
+def test_a_handle_may_be_what_a_4xx_is_about() -> None:
+    """It is asked once without it; what is said then, or of a request that had none, is the client's."""
+    one = turn()
+    one.start()
+    assert one.prefill_refused() == AskPrefill("p", None)
+    assert one.prefill_refused() is None
+    plain = turn(handle=None)
+    plain.start()
+    assert plain.prefill_refused() is None
+
+
+def test_a_handle_that_was_refused_is_given_to_nobody() -> None:
+    """Neither when the engine fails without it, too, nor on the second engine after the first one's 5xx."""
+    one = turn()
+    one.start()
+    one.prefill_refused()
+    assert one.prefill_failed(Failure.ANSWERED) == AskPrefill("q", None)
+    assert one.prefill_refused() is None
+    other = turn()
+    other.start()
+    assert other.prefill_failed(Failure.ANSWERED) == AskPrefill("p", None)
+    assert other.prefill_failed(Failure.ANSWERED) == AskPrefill("q", HANDLE)
+    assert other.prefill_refused() == AskPrefill("q", None)
+    assert other.prefill_refused() is None
+
+
 def test_lone_decode_engine() -> None:
     """A lone decode engine is asked again without the handover, but not twice for the same."""
     one = turn(decode="d")
@@ -93,7 +119,7 @@ def test_nobody_there() -> None:
 
 
 @given(
-    st.lists(st.sampled_from([*Failure, "fine"]), min_size=8, max_size=8),
+    st.lists(st.sampled_from([*Failure, "fine", "4xx"]), min_size=8, max_size=8),
     st.sampled_from(["", "p", "pq", "pqr"]),
     st.sampled_from(["", "d", "de", "def"]),
     st.sampled_from([None, HANDLE]),
@@ -102,16 +128,22 @@ def test_nobody_there() -> None:
 def test_any_outcomes(
     outcomes: list[Failure | str], prefill: str, decode: str, handle: bytes | None, alone: bool
 ) -> None:
-    """However hops end, at most three prefill hops and two decode hops are made, and none twice the same."""
+    """However hops end, at most four prefill hops and two decode hops are made, and none twice the same."""
     one = turn(prefill, decode, handle, alone)
     steps: list[Step] = [one.start()]
     for outcome in outcomes:
         step = steps[-1]
         if isinstance(step, GiveUp):
             break
-        if isinstance(step, AskDecode) and outcome == "fine":
+        if isinstance(step, AskDecode) and outcome in ("fine", "4xx"):
             break
-        if isinstance(step, AskPrefill):
+        if isinstance(step, AskPrefill) and outcome == "4xx":
+            again = one.prefill_refused()
+            assert (again is None) is (step.handle is None), "no error but those of the plain path"
+            if again is None:
+                break
+            done: Step = again
+        elif isinstance(step, AskPrefill):
             done = one.prefilled(HANDOVER, 1) if outcome == "fine" else one.prefill_failed(Failure(outcome))
         else:
             done = one.decode_failed()
@@ -120,7 +152,7 @@ def test_any_outcomes(
         raise AssertionError("the turn does not end")
     asked = [step for step in steps if not isinstance(step, GiveUp)]
     assert len(set(asked)) == len(asked)
-    assert sum(isinstance(step, AskPrefill) for step in asked) <= 3
+    assert sum(isinstance(step, AskPrefill) for step in asked) <= 4
     assert sum(isinstance(step, AskDecode) for step in asked) <= 2
     if alone:
         assert all(isinstance(step, AskDecode) for step in asked)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 from unittest import mock
 
+from kvloop.router.metrics import MAX_MISS_REASONS
 from tests.router.fake_engine import Answer, Asked, decode_plan, json_answer, prefill_plan
 from tests.router.harness import HELLO, Stack, in_loop, stack
 from tests.wire.test_openai import DROPPED, EVERYTHING, SET
@@ -215,6 +216,52 @@ async def test_nothing_came_back() -> None:
         assert answer.headers["x-kvloop-cached-tokens"] == "2"
         assert await router.metric('return_misses_total{reason="expired"}') == 1
         assert await router.metric('prompt_tokens_total{source="computed"}') == 14
+
+
+@in_loop
+async def test_a_report_that_cannot_be_true() -> None:
+    """The turn is served; no header and no metric has the engine's words, nor those of decode."""
+    right = {"prompt_tokens": 9, "local_tokens": 2, "returned_tokens": 0, "computed_tokens": 7}
+    more: dict[str, Any] = {"returned_tokens": 10}
+    for part in (more, {"computed_tokens": -7}, {"local_tokens": 10**30}, {"local_tokens": True}):
+        turn = {**right, **part, "reason": "x" * 1000}
+        prefilled = json_answer({"kv_transfer_params": {"do_remote_prefill": True, "kvloop_turn": turn}})
+
+        def decode(asked: Asked) -> Answer:
+            answer = decode_plan(asked)
+            answer.headers = {"x-kvloop-reused-tokens": "999", "x-kvloop-cached-tokens": "999"}
+            return answer
+
+        async with stack(prefill=[lambda _, prefilled=prefilled: prefilled], decode=[decode]) as router:
+            for stream in (False, True):
+                answer = await router.chat([HELLO], stream=stream)
+                assert answer.status_code == 200
+                assert not {"x-kvloop-reused-tokens", "x-kvloop-cached-tokens"} & answer.headers.keys()
+            metrics = (await router.admin.get("/metrics")).text
+            assert "prompt_tokens_total{" not in metrics
+            assert "return_misses_total{" not in metrics
+
+
+@in_loop
+async def test_the_words_of_a_miss_are_bounded() -> None:
+    """An engine's reason becomes a label if it is a short word, and one of few."""
+    reasons = ["expired", "x" * 65, "a b", "\u00e9", *(f"r{one}" for one in range(40))]
+    left = iter(reasons)
+
+    def refused(asked: Asked) -> Answer:
+        turn = {"prompt_tokens": 9, "local_tokens": 2, "returned_tokens": 0, "computed_tokens": 7}
+        turn |= {"reason": next(left)} if "kvloop_handle" in asked.params else {}
+        return json_answer({"kv_transfer_params": {"do_remote_prefill": True, "kvloop_turn": turn}})
+
+    async with stack(prefill=[refused]) as router:
+        for _ in range(len(reasons) + 1):
+            await router.chat([HELLO])
+        metrics = (await router.admin.get("/metrics")).text
+        labels = [line for line in metrics.splitlines() if "return_misses_total{" in line]
+        assert len(labels) <= MAX_MISS_REASONS + 1
+        assert all(len(line) < 100 and line.isascii() for line in labels)
+        assert await router.metric('return_misses_total{reason="expired"}') == 1
+        assert await router.metric('return_misses_total{reason="other"}') >= 3
 
 
 @in_loop

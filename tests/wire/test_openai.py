@@ -243,16 +243,9 @@ def test_no_handover(body: bytes) -> None:
 
 
 def test_handover() -> None:
-    """The handover is passed on verbatim; a report that does not fit is none."""
-    turn = {"prompt_tokens": 9, "local_tokens": 1, "returned_tokens": 2, "computed_tokens": 6, "reason": None}
-    params = b'{"a" : [1,2], "kvloop_turn": %s}' % json.dumps(turn).encode()
-    read = read_prefill_answer(b'{"id":"x","kv_transfer_params": %b }' % params)
-    assert read is not None
-    assert read[0] == params
-    assert read[1] is not None
-    assert {name: getattr(read[1], name) for name in turn} == turn
-    odd = read_prefill_answer(b'{"kv_transfer_params":{"kvloop_turn":{"prompt_tokens":"many"}}}')
-    assert odd == (b'{"kvloop_turn":{"prompt_tokens":"many"}}', None)
+    """The handover is passed on verbatim."""
+    params = b'{"a" : [1,2], "kvloop_turn": "none"}'
+    assert read_prefill_answer(b'{"id":"x","kv_transfer_params": %b }' % params) == params
 
 
 ANSWER = {

@@ -121,6 +121,8 @@ class Replay:
             self._advance(last_ns)
             if what == "start":
                 self._start(last_ns, number, index)
+            elif what == "first":
+                self._first(last_ns, f"{number}.{index}")
             else:
                 self._end(last_ns, f"{number}.{index}")
         self._advance(last_ns + 2 * TTL_NS)
@@ -178,6 +180,8 @@ class Replay:
         holds = self._make_room(contents, now_ns)
         if holds:
             self._pool.take(contents)
+        if earlier is not None:
+            self._at(now_ns / NS_PER_S + turn.first_s, "first", session, index)
         self.outcome.turns += 1
         self._running[f"{session}.{index}"] = _Running(session, turn, contents, earlier, holds, chain)
         self._at(now_ns / NS_PER_S + turn.took_s, "end", session, index)
@@ -222,11 +226,15 @@ class Replay:
             self._free()
         return True
 
+    def _first(self, now_ns: int, key: str) -> None:
+        """The answer's first byte: as the router, the turn is through with the lease that it goes on from."""
+        earlier = self._running[key].earlier
+        if earlier is not None:
+            self._keeper.done(earlier.lease_id, now_ns)
+
     def _end(self, now_ns: int, key: str) -> None:
         running = self._running.pop(key)
         earlier = running.earlier
-        if earlier is not None:
-            self._keeper.done(earlier.lease_id, now_ns)
         if not running.holds:
             return
         lease_id = f"lease {key}"

@@ -20,14 +20,18 @@ from kvloop.errors import UserError
 DEFAULT_TRACE = Path(__file__).parent / "traces" / "agent-sessions.jsonl.gz"
 UNIT_SEGMENTS = 8
 UNIT_TOKENS = UNIT_SEGMENTS * SEGMENT_TOKENS
+UNRECORDED_FIRST_S = 2.34
+"""Taken for the time to an answer's first byte where it is not recorded: the median of the 1,016 that are."""
 _ENDINGS = {"tool_use": Ending.TOOL_CALLS, "max_tokens": Ending.LENGTH}
 
 
 @dataclass(frozen=True, slots=True)
 class TraceTurn:
-    """One request: when it starts, seconds after its session's first, and how long it takes."""
+    """One request: when it starts, seconds after its session's first, and how long it takes, to its answer's
+    first byte and in all."""
 
     start_s: float
+    first_s: float
     took_s: float
     units: tuple[int, ...]
     input_tokens: int
@@ -72,9 +76,11 @@ def _turn(request: dict[str, Any]) -> TraceTurn:
     while len(unit := tuple(islice(segments, UNIT_SEGMENTS))) == UNIT_SEGMENTS:
         path = hash((path, unit))  # of integers: the same in every process
         units.append(path)
+    took_s = float(request.get("api_time") or 0.0)
     return TraceTurn(
         start_s=float(request["t"]),
-        took_s=float(request.get("api_time") or 0.0),
+        first_s=min(took_s, float(request.get("ttft") or UNRECORDED_FIRST_S)),
+        took_s=took_s,
         units=tuple(units),
         input_tokens=int(request["in"]),
         output_tokens=int(request["out"]),

@@ -8,12 +8,11 @@ its own kind.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, content_keys, name_key
-from kvloop.router.leases import TurnLeases, is_return
+from kvloop.router.leases import LeaseUse, TurnLeases, is_return
 from kvloop.router.request import Request
 from kvloop.router.retain import retention_asked_ns
 from kvloop.wire.openai import SALT_PREFIX, Endpoint, Generation, RequestError, filed_handle
@@ -121,14 +120,9 @@ class Conversations:
                 match = None
         return Lookup(tenant, salt, content, names, match, keep_ns, gap_ns)
 
-    @contextmanager
-    def using(self, lookup: Lookup) -> Iterator[None]:
-        """While the block lasts, the request may claim what it found."""
-        if lookup.match is None or self.leases is None:
-            yield
-        else:
-            with self.leases.using(lookup.match):
-                yield
+    def use(self, lookup: Lookup) -> LeaseUse | None:
+        """The request may claim what it found, until it ends this; None where there is no lease."""
+        return None if lookup.match is None or self.leases is None else self.leases.use(lookup.match)
 
     def file(self, lookup: Lookup, handle: bytes, engine: str, ending: str) -> bool:
         """Remember the handle that `engine` gave for the request's turn. False if it is not worth it."""

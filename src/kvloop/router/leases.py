@@ -2,13 +2,13 @@
 
 Decode's handle names a lease; whoever has the deployment's secret can read which, and where. The keeper
 (`core.keeper`) decides what becomes of it. Here it hears what happens to conversations: a turn was filed, one
-goes on from it, nothing leads to it any more. A lease that decode knows no more is not offered again.
+goes on from it, its answer has begun, nothing leads to it any more. A lease that decode knows no more is not
+offered again.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import msgspec
 
@@ -40,6 +40,23 @@ def is_return(match: Match) -> bool:
     if match.by == CONTENT:
         return match.depth >= match.turn.depth
     return match.by not in SHARED_KINDS
+
+
+class LeaseUse:
+    """One request's time with the lease that it found, from its making to its end."""
+
+    def __init__(self, renewal: Renewal, lease: LeaseRef, returns: bool) -> None:
+        """`returns`: the request goes on from all of the lease's turn."""
+        self._renewal = renewal
+        self._lease_id: str | None = lease.lease_id
+        renewal.keeper.used(lease.lease_id, renewal.clock_ns(), returns)
+
+    def end(self) -> None:
+        """The request needs nothing of the lease any more. It ends once: a second call says nothing."""
+        if self._lease_id is not None:
+            self._renewal.keeper.done(self._lease_id, self._renewal.clock_ns())
+            self._renewal.nudge()
+            self._lease_id = None
 
 
 class TurnLeases:
@@ -77,19 +94,11 @@ class TurnLeases:
             self._keeper.filed(turn.lease, turn.tenant, Ending(ending), self._clock_ns(), keep_ns)
             self.renewal.nudge()
 
-    @contextmanager
-    def using(self, match: Match) -> Iterator[None]:
-        """While the block lasts, a request that found this may claim its lease."""
-        lease = match.turn.lease
-        if lease is None:
-            yield
-            return
-        self._keeper.used(lease.lease_id, self._clock_ns(), is_return(match))
-        try:
-            yield
-        finally:
-            self._keeper.done(lease.lease_id, self._clock_ns())
-            self.renewal.nudge()
+    def use(self, match: Match) -> LeaseUse | None:
+        """A request that found this may claim its lease from now on; None where there is none."""
+        return (
+            None if match.turn.lease is None else LeaseUse(self.renewal, match.turn.lease, is_return(match))
+        )
 
     def ended(self, turns: Iterable[FiledTurn]) -> None:
         """Nothing leads to these turns any more."""

@@ -14,6 +14,7 @@ from kvloop.router.engines import Fleet
 from kvloop.router.turn import Route
 
 MAX_MISS_REASONS = 32
+MAX_REASON_CHARS = 64
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 240.0, 480.0)
 
@@ -63,9 +64,8 @@ class Metrics:
         """A handle brought nothing back. Engines name the reason; what they call it is bounded in number."""
         reason = reason or "unknown"
         if reason not in self._miss_reasons:
-            reason = (
-                reason if len(self._miss_reasons) < MAX_MISS_REASONS and reason.isidentifier() else "other"
-            )
+            is_word = len(reason) <= MAX_REASON_CHARS and reason.isascii() and reason.isidentifier()
+            reason = reason if len(self._miss_reasons) < MAX_MISS_REASONS and is_word else "other"
             self._miss_reasons.add(reason)
         self._misses.labels(reason).inc()
 

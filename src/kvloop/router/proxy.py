@@ -14,6 +14,7 @@ from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations, Lookup
 from kvloop.router.engines import Engine, Fleet
 from kvloop.router.headers import REQUEST_ID, forwarded, hop, request_id, returned
+from kvloop.router.leases import LeaseUse
 from kvloop.router.metrics import Metrics
 from kvloop.router.relay import StreamRelay
 from kvloop.router.request import Request
@@ -26,13 +27,13 @@ from kvloop.wire.openai import (
     Endpoint,
     Generation,
     RequestError,
-    TurnReport,
     decode_body,
     prefill_body,
     read_generation,
     read_prefill_answer,
     take_handle,
 )
+from kvloop.wire.report import TurnReport, read_report
 
 logger = logging.getLogger("kvloop.router")
 
@@ -50,9 +51,15 @@ class _Run:
     turn: Turn
     lines: bytes
     began_s: float
+    use: LeaseUse | None
     report: TurnReport | None = None
     refused: tuple[Head, bytes] | None = field(default=None)
     why: str = ""
+
+    def end_use(self) -> None:
+        """Nothing of what decode kept is needed any more; said of each request once, the first time."""
+        if self.use is not None:
+            self.use.end()
 
 
 class Proxy:
@@ -78,20 +85,21 @@ class Proxy:
             response.send_error(error.status, str(error), error.param, error.code)
             return
         run = self._run(request, response, generation, lookup, forwarded(request, identifier))
-        step: Step | None = run.turn.start()
         try:
-            with self._conversations.using(lookup):
-                while step is not None:
-                    if isinstance(step, AskPrefill):
-                        step = await self._prefill(run, step)
-                    elif isinstance(step, AskDecode):
-                        step = await self._decode(run, step)
-                    else:
-                        self._give_up(run, step)
-                        step = None
+            step: Step | None = run.turn.start()
+            while step is not None:
+                if isinstance(step, AskPrefill):
+                    step = await self._prefill(run, step)
+                elif isinstance(step, AskDecode):
+                    step = await self._decode(run, step)
+                else:
+                    self._give_up(run, step)
+                    step = None
         except asyncio.CancelledError:
             self._metrics.gone.inc()
             raise
+        finally:
+            run.end_use()
         self._metrics.answered(run.turn.route, response.status)
 
     def _run(
@@ -110,7 +118,8 @@ class Proxy:
             match.turn.handle if match else None,
             alone=generation.alone is not None,
         )
-        return _Run(request, response, generation, lookup, turn, lines, self._loop.time())
+        use = self._conversations.use(lookup)
+        return _Run(request, response, generation, lookup, turn, lines, self._loop.time(), use)
 
     async def _prefill(self, run: _Run, step: AskPrefill) -> Step | None:
         engine = self._fleet.prefill[step.engine]
@@ -125,13 +134,17 @@ class Proxy:
             return run.turn.prefill_failed(self._failed(run, engine, error))
         engine.answered()
         if 400 <= head.status < 500:
-            run.response.send(head.status, returned(head), answer)
-            return None
-        read = read_prefill_answer(answer) if head.status == 200 else None
-        if read is None:
+            again = run.turn.prefill_refused()
+            if again is None:
+                run.response.send(head.status, returned(head), answer)
+            else:
+                self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
+            return again
+        handover = read_prefill_answer(answer) if head.status == 200 else None
+        if handover is None:
             self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
             return run.turn.prefill_failed(Failure.ANSWERED)
-        handover, run.report = read
+        run.report = read_report(handover, step.handle is not None)
         self._count(run.report, asked=step.handle is not None)
         return run.turn.prefilled(handover, run.report.returned_tokens if run.report else None)
 
@@ -197,13 +210,13 @@ class Proxy:
         return error.failure
 
     def _before_first_byte(self, run: _Run) -> None:
+        run.end_use()  # decode computes, so it has all that it could take over
         route = run.turn.route
         self._metrics.first_byte[route].observe(self._loop.time() - run.began_s)
         run.response.headers.append((b"x-kvloop-route", route.encode()))
         if run.report is not None and route is not route.DECODE:
-            cached = run.report.local_tokens + run.report.returned_tokens
             run.response.headers.append((b"x-kvloop-reused-tokens", b"%d" % run.report.returned_tokens))
-            run.response.headers.append((b"x-kvloop-cached-tokens", b"%d" % cached))
+            run.response.headers.append((b"x-kvloop-cached-tokens", b"%d" % run.report.cached_tokens))
 
     def _file(self, run: _Run, engine: Engine, handle: bytes, ending: str) -> None:
         if self._config.return_enabled and self._conversations.file(run.lookup, handle, engine.url, ending):
@@ -217,7 +230,7 @@ class Proxy:
             ("returned", report.returned_tokens),
             ("computed", report.computed_tokens),
         ):
-            self._metrics.tokens.labels(source).inc(max(tokens, 0))
+            self._metrics.tokens.labels(source).inc(tokens)
         if asked and not report.returned_tokens:
             self._metrics.missed(report.reason)
 

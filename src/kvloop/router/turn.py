@@ -5,8 +5,9 @@
                   ▼                                                             ▼
     decode with the handover ──── refused before the first byte ────► decode alone, elsewhere if there is one
 
-Each arrow is taken at most once, so a turn asks at most three times for prefill and at most twice for decode.
-What a client did wrong (4xx) is never tried again, and nothing is once a byte has reached him.
+A turn asks at most four times for prefill and at most twice for decode. What a client did wrong (4xx) is not
+tried again, but for prefill's word on a request with a handle: the same request without one may be right, and
+no return may cause an error that plain prefill would not. Nothing is tried again once a byte has reached him.
 """
 
 from collections.abc import Callable, Collection
@@ -113,6 +114,19 @@ class Turn:
         if failure is Failure.BROKEN:
             self._handle = None
         return self._prefill()
+
+    def prefill_refused(self) -> AskPrefill | None:
+        """Prefill answered 4xx. None if that is the client's: there was no handle to blame.
+
+        Else the engine is asked once more, and from then on nobody gets the handle.
+        """
+        asked = self._asked
+        assert isinstance(asked, AskPrefill)
+        if asked.handle is None:
+            return None
+        self._handle = None
+        self._asked = AskPrefill(asked.engine, None)
+        return self._asked
 
     def decode_failed(self) -> Step:
         """Decode could not be reached, broke off before its first byte, or answered 5xx."""

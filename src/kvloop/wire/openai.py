@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from kvloop.errors import UserError
-from kvloop.wire.items import FirstItems
+from kvloop.wire.items import FirstItems, Members, TooManyMembersError
 
 HANDOVER_FIELD = "kv_transfer_params"
 ALONE = b'{"do_remote_decode":false,"do_remote_prefill":false}'
@@ -38,7 +38,7 @@ _DROPPED_ON_PREFILL = (
 )
 Fields = dict[str, msgspec.Raw]
 _Decoder = msgspec.json.Decoder[Any]  # made once: to describe a type costs more than to decode a small value
-_FIELDS: _Decoder = msgspec.json.Decoder(Fields)
+_FIELDS = Members()
 _ITEMS: _Decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _FIRST_ITEMS = FirstItems()
 _TEXT: _Decoder = msgspec.json.Decoder(str)
@@ -91,24 +91,6 @@ class Generation:
         return str(value) if value else None
 
 
-@dataclass(frozen=True, slots=True)
-class TurnReport:
-    """What prefill says it did with a prompt, in tokens; `reason` says why nothing was returned."""
-
-    prompt_tokens: int = 0
-    local_tokens: int = 0
-    returned_tokens: int = 0
-    computed_tokens: int = 0
-    reason: str | None = None
-
-
-class _Handover(msgspec.Struct):
-    kvloop_turn: TurnReport | None = None
-
-
-_HANDOVER: _Decoder = msgspec.json.Decoder(_Handover)
-
-
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> bytes:
     """An error in OpenAI's shape."""
     error = {"message": message, "type": kind, "param": param, "code": code}
@@ -121,6 +103,8 @@ def read_generation(endpoint: Endpoint, raw: bytes) -> Generation:
         fields = _FIELDS.decode(raw)
     except msgspec.ValidationError:
         raise RequestError("the request body must be a JSON object") from None
+    except TooManyMembersError as error:
+        raise RequestError(f"the request body has {error}", code="too_many_members") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from None
     except RecursionError:
@@ -184,22 +168,19 @@ def decode_body(generation: Generation, handover: bytes, salt: str | None) -> by
 
 
 def filed_handle(handle: bytes) -> bytes | None:
-    """Decode's answer as it goes to prefill next time:
-
-    the flags are the router's to set. None if nothing is left.
-    """
+    """Decode's answer as prefill gets it next time: the flags are the router's. None if nothing is left."""
     fields = _decoded(handle, _FIELDS, {})
     for flag in _FLAGS:
         fields.pop(flag, None)
     return msgspec.json.encode(fields) if fields else None
 
 
-def read_prefill_answer(body: bytes) -> tuple[bytes, TurnReport | None] | None:
-    """The handover in prefill's answer, verbatim, and a kvloop engine's report; None without a handover."""
+def read_prefill_answer(body: bytes) -> bytes | None:
+    """The handover in prefill's answer, verbatim; None without one."""
     raw = _decoded(body, _FIELDS, {}).get(HANDOVER_FIELD)
     if raw is None or not _is_object(raw):
         return None
-    return bytes(raw), _decoded(raw, _HANDOVER, _Handover()).kvloop_turn
+    return bytes(raw)
 
 
 def take_handle(body: bytes) -> tuple[bytes, bytes | None]:
@@ -282,7 +263,7 @@ def _member(fields: Mapping[str, msgspec.Raw], name: str, kind: _Decoder | First
         raise RequestError(f"{name}: {error}", name, "invalid_type") from None
 
 
-def _decoded(raw: bytes | msgspec.Raw, kind: _Decoder | FirstItems, default: Any) -> Any:
+def _decoded(raw: bytes | msgspec.Raw, kind: _Decoder | FirstItems | Members, default: Any) -> Any:
     try:
         return kind.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
