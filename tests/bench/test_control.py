@@ -7,6 +7,7 @@ import zmq
 
 from kvloop.bench.control import ControlClient, Middleman
 from kvloop.control.channel import ControlChannel
+from kvloop.control.transport import Socket, Transport
 from kvloop.core.handle import Handle
 from kvloop.local.ports import free_ports
 from kvloop.wire.control import Claim, Message, Refused, Stat, StatReply
@@ -48,8 +49,9 @@ def test_a_claim_is_overheard_and_refused() -> None:
     """The handle that names the middleman brings it the claim; whoever asked goes on at once."""
     filed = {"kvloop_handle": encode_handle(HANDLE, KEY)}
     seal = Seal(KEY, "prefill")
-    context = zmq.Context()
-    with Middleman(KEY, lambda *_: Refused("bench")) as middleman, context.socket(zmq.DEALER) as socket:
+    context: zmq.Context[Socket] = zmq.Context()
+    asking = Transport(context, seal.transport_secret()).open(zmq.DEALER)
+    with Middleman(KEY, lambda *_: Refused("bench")) as middleman, asking as socket:
         named = decode_handle(middleman.take_over(filed)["kvloop_handle"], KEY)
         assert (named.lease_id, named.engine_id) == (HANDLE.lease_id, HANDLE.engine_id)
         socket.connect(f"tcp://{named.control_host}:{named.control_port}")

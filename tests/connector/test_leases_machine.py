@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kvloop.connector import leases
 from kvloop.core.handle import Handle
 from kvloop.wire.control import Claim, Drop, Granted, Refused, Release, Released, Renew, Renewed
 from tests.connector.decode import TIMED, Decode, chain
@@ -26,13 +27,13 @@ POOL_BLOCKS, SHARE, TTL_S, TERM_S, CLAIM_S = 32, 0.8, 60, 40, 5
 LIMIT = int((POOL_BLOCKS + 1) * SHARE)
 LENGTHS = [1, 64, 65, 80, 129, 200]
 SEGMENT = 64
+STEP_COST = 12
 MAX_ROUNDS = 8
 MUST_REACH = set(
     """retained|not retained|retained beside a claim|shared blocks|claimed|claimed in part|refused|released
     |released twice|expired claim|made room|no room|dropped|dropped under a claim|renewed|renewed in vain
-    |reset|new incarnation|reclaimed for the share|revived|revived in part|lost|left to live work""".replace(
-        "\n    ", ""
-    ).split("|")
+    |reset|new incarnation|reclaimed for the share|revived|revived in part|lost|left to live work
+    |more left""".replace("\n    ", "").split("|")
 )
 picks = st.integers(0, 7)
 
@@ -65,6 +66,7 @@ class DecodeMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patches = [patch.object(module, "time", self.clock) for module in TIMED]
+        self.patches.append(patch.object(leases, "STEP_COST_BLOCKS", STEP_COST))
         for patched in self.patches:
             patched.start()
         self.pool = Pool(POOL_BLOCKS)
@@ -90,7 +92,8 @@ class DecodeMachine(RuleBasedStateMachine):
         for turn in self.running:
             self.pool.free(turn.blocks)
         self.clock.now_ns += (TTL_S + CLAIM_S) * S
-        self.decode.leases.give_back()
+        while self.decode.leases.give_back():
+            pass
         assert self.pool.held() == 0
         for patched in self.patches:
             patched.stop()
@@ -289,10 +292,19 @@ class DecodeMachine(RuleBasedStateMachine):
 
     @rule()
     def give_back(self) -> None:
-        """The scheduler looks: what has ended is free, and every reference is accounted for."""
-        self.decode.leases.give_back()
+        """The scheduler looks: some of what has ended is free, no more than a step's worth or one lease, and
+        every reference is accounted for."""
+        with self.decode.leases.lock:
+            self.decode.leases.note_ended()
+        held = [len(blocks) for blocks in self.decode.leases.held()]
+        more = self.decode.leases.give_back()
+        left = [len(blocks) for blocks in self.decode.leases.held()]
+        freed = sum(held) - sum(left)
+        assert freed <= STEP_COST or len(held) - len(left) == 1
+        self.reached["more left"] += more
         running = sum(len(turn.blocks) for turn in self.running)
-        assert self.pool.held() == running + self.decode.stat()["lease_blocks"]
+        assert self.pool.held() == running + sum(left)
+        assert more or sum(left) == self.decode.stat()["lease_blocks"]
 
     @invariant()
     def lent_blocks_are_held_and_hold_what_was_proven(self) -> None:
@@ -305,7 +317,7 @@ class DecodeMachine(RuleBasedStateMachine):
     @invariant()
     def the_share_is_kept(self) -> None:
         """Leases never hold more than the operator allows."""
-        assert self.decode.stat()["lease_blocks"] <= LIMIT
+        assert sum(len(blocks) for blocks in self.decode.leases.held()) <= LIMIT
         self.decode.check()
 
 

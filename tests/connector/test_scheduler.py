@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import Nix
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from kvloop.connector import conservation
+from kvloop.connector import conservation, leases
 from kvloop.connector.connector import KvloopConnector
 from kvloop.connector.metadata import WorkerNews
 from kvloop.errors import UserError
@@ -233,6 +233,50 @@ def test_a_claim_on_a_soft_lease_is_answered_by_an_idle_engine(vllm_config: Any)
     assert engine.counters()["kvloop_lease_blocks"] == len(answers[0].block_ids[0])
     assert engine.scheduler.has_requests() is False
     assert len(answers) == 1
+
+
+def test_an_idle_engine_gives_back_in_steps_until_nothing_is_left(
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many leases end at once: it is woken once for each piece, takes no step, and then sleeps."""
+    monkeypatch.setattr(leases, "STEP_COST_BLOCKS", 1)
+    engine = RetainingEngine(vllm_config, 40)
+    core = Core(engine)
+    handles = []
+    for number in range(3):
+        core.add(f"r{number}", [number, *TOKENS], 2, dict(DECODED))
+        handles.append(decode_handle(engine.answers[f"r{number}"]["kvloop_handle"], KEY))
+    engine.step()
+    assert not core.input_queue.qsize()
+    engine.half._lender.serve(Drop([handle.lease_id for handle in handles]), print)
+    left = [len(list(engine.half._leases.held()))]
+    while core.input_queue.qsize():
+        assert core.wait() is False
+        left.append(len(list(engine.half._leases.held())))
+        engine.half._conservation.check_when_due()
+    assert left == [3, 2, 1, 0]
+    assert engine.counters()["kvloop_unbalanced_blocks"] == 0
+
+
+def test_a_busy_engine_gives_back_one_piece_with_each_step(
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many requests come meanwhile; the books are checked with each."""
+    monkeypatch.setattr(leases, "STEP_COST_BLOCKS", 1)
+    engine = RetainingEngine(vllm_config, 60)
+    core = Core(engine)
+    handles = []
+    for number in range(3):
+        core.add(f"r{number}", [number, *TOKENS], 2, dict(DECODED))
+        handles.append(decode_handle(engine.answers[f"r{number}"]["kvloop_handle"], KEY))
+    engine.half._lender.serve(Drop([handle.lease_id for handle in handles]), print)
+    left = []
+    for number in range(5):
+        engine.add(f"busy{number}", [5 + number] * 40, 30)
+        engine.step()
+        left.append(len(list(engine.half._leases.held())))
+    assert left == [2, 1, 0, 0, 0]
+    assert engine.counters()["kvloop_unbalanced_blocks"] == 0
 
 
 def test_a_busy_engine_answers_it_with_its_next_step(vllm_config: Any) -> None:

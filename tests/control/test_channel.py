@@ -15,6 +15,7 @@ from kvloop.control import channel as control
 from kvloop.control.address import Address, endpoint_of
 from kvloop.control.channel import ControlChannel
 from kvloop.control.deferred import Answer
+from kvloop.control.transport import MAX_QUEUED_FRAMES, PART_BYTES, Socket, Transport, cut
 from kvloop.errors import UserError
 from kvloop.wire.control import Failed, Message, Release, Released, Stat
 from kvloop.wire.seal import MAX_FRAME_BYTES, NONCE_BYTES, Seal
@@ -22,11 +23,10 @@ from tests.control.peer import AT_ONCE_S, KEY, WAIT_S, Open, Peer, free_port
 
 
 @contextmanager
-def raw_dealer(address: Address) -> Iterator["zmq.Socket[bytes]"]:
-    """A ZMQ client that seals nothing."""
-    context = zmq.Context()
-    dealer = context.socket(zmq.DEALER)
-    dealer.setsockopt(zmq.IPV6, 1)
+def raw_dealer(address: Address) -> Iterator[Socket]:
+    """A ZMQ client that holds the secret, but seals nothing."""
+    context: zmq.Context[Socket] = zmq.Context()
+    dealer = Transport(context, Seal(KEY, "raw").transport_secret()).open(zmq.DEALER)
     try:
         dealer.connect(endpoint_of(address))
         yield dealer
@@ -97,7 +97,9 @@ BAD_FRAMES: dict[str, Callable[[], list[bytes]]] = {
     "an hour old": lambda: [sealed(now_ms=time.time_ns() // 1_000_000 - 3_600_000)],
     "an answer to nothing": lambda: [sealed(reply_to=bytes(NONCE_BYTES))],
     "two parts": lambda: [sealed(), b"more"],
-    "oversize": lambda: [bytes(MAX_FRAME_BYTES + 1)],
+    "an empty part more": lambda: [sealed(), b""],
+    "oversize": lambda: cut(bytes(MAX_FRAME_BYTES + 1)),
+    "an oversize part": lambda: [bytes(PART_BYTES + 1)],
 }
 
 
@@ -112,12 +114,12 @@ def test_a_frame_that_does_not_open_is_dropped(opened: Open, kind: str) -> None:
     assert decode.asked == [Release("there")]
 
 
-def test_an_oversize_frame_costs_its_sender_the_connection(opened: Open) -> None:
+def test_an_oversize_part_costs_its_sender_the_connection(opened: Open) -> None:
     """It is not even received: the transport hangs up at its length."""
     decode = opened("decode")
     with raw_dealer(decode.address) as stranger:
         events = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        stranger.send(bytes(MAX_FRAME_BYTES + 1))
+        stranger.send(bytes(PART_BYTES + 1))
         assert events.poll(int(WAIT_S * 1000))
         stranger.disable_monitor()
 
@@ -138,8 +140,8 @@ def test_a_frame_sent_twice_is_answered_once(opened: Open) -> None:
 def test_an_answer_that_was_not_asked_for_reaches_nobody(opened: Open) -> None:
     """A peer that is asked may answer that question, once, and no other."""
     prefill = opened("prefill")
-    context = zmq.Context()
-    decode = context.socket(zmq.ROUTER)
+    context: zmq.Context[Socket] = zmq.Context()
+    decode = Transport(context, Seal(KEY, "decode").transport_secret()).open(zmq.ROUTER)
     port = decode.bind_to_random_port("tcp://127.0.0.1")
     try:
         assert prefill.channel.send(("127.0.0.1", port), Release("there"), "tag")
@@ -219,7 +221,7 @@ def test_a_peer_that_does_not_answer_holds_nobody_up(
     prefill, decode = opened("prefill"), opened("decode")
     with peer() as address:
         before = time.monotonic()
-        for number in range(control.MAX_QUEUED_FRAMES + 50):
+        for number in range(MAX_QUEUED_FRAMES + 50):
             assert prefill.channel.send(address, Release("there"), number)
         assert time.monotonic() - before < 1.0
         _, message = prefill.replies.get(timeout=WAIT_S)
@@ -232,7 +234,7 @@ def test_a_peer_whose_address_is_nonsense_fails_by_name(opened: Open) -> None:
     prefill, decode = opened("prefill"), opened("decode")
     for host in ("no host", "a/b"):
         assert isinstance(prefill.ask((host, 1)), Failed)
-    assert not prefill.channel._peers
+    assert not len(prefill.channel._peers)
     assert prefill.ask(decode.address) == Released(True)
 
 

@@ -168,16 +168,22 @@ def test_who_only_asks_listens_nowhere(late: Late) -> None:
 
 
 def test_what_is_dropped_is_counted_by_reason(late: Late) -> None:
-    """An operator sees forged and late frames; questions that open count nowhere."""
+    """An operator sees strangers, forged and late frames; questions that open count nowhere."""
     stranger = ControlChannel(None, Seal(bytes(32), "stranger"), on_reply=lambda *_: None)
-    stranger.start()
+    forger = ControlChannel(None, Seal(KEY, "forger"), on_reply=lambda *_: None)
+    forger._seal = Seal(bytes(32), "forger")
+    wanted = {"handshake", "forged"}
     try:
-        assert stranger.send(late.address, Release("0"), 0)
+        for one in (stranger, forger):
+            one.start()
+            assert one.send(late.address, Release("0"), 0)
         late.ask(1)(Released(True))
         deadline_s = time.monotonic() + WAIT_S
-        while not late.owner.frames_dropped() and time.monotonic() < deadline_s:
+        while late.owner.frames_dropped().keys() != wanted and time.monotonic() < deadline_s:
             time.sleep(0.001)
     finally:
         stranger.stop()
-    assert late.owner.frames_dropped() == {"forged": 1}
+        forger.stop()
+    assert late.owner.frames_dropped().keys() == wanted
+    assert late.owner.frames_dropped()["forged"] == 1
     assert late.asker.frames_dropped() == {}

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import zmq
 
+from kvloop.control.transport import Transport, joined
 from kvloop.errors import WireError
 from kvloop.wire.control import Message
 from kvloop.wire.handle import decode_handle, encode_handle
@@ -53,7 +54,8 @@ class Link:
         self._key = key
         self._seal = Seal(key, "link")
         self._context = zmq.Context()
-        self._front = self._context.socket(zmq.ROUTER)
+        self._transport = Transport(self._context, self._seal.transport_secret())
+        self._front = self._transport.open(zmq.ROUTER)
         self.port = self._front.bind_to_random_port(f"tcp://{HOST}")
         self._behind = f"tcp://{HOST}:{control_port}"
         self._backs: dict[bytes, zmq.Socket[bytes]] = {}
@@ -93,7 +95,7 @@ class Link:
     def _back(self, identity: bytes) -> "zmq.Socket[bytes]":
         back = self._backs.get(identity)
         if back is None:
-            back = self._backs[identity] = self._context.socket(zmq.DEALER)
+            back = self._backs[identity] = self._transport.open(zmq.DEALER)
             back.connect(self._behind)
             self._poller.register(back, zmq.POLLIN)
         return back
@@ -107,14 +109,16 @@ class Link:
 
     def _take(self, ready: "zmq.Socket[bytes]") -> None:
         if ready is self._front:
-            identity, frame = self._front.recv_multipart()
-            deliver = partial(self._back(identity).send, frame, zmq.NOBLOCK)
+            identity, *parts = self._front.recv_multipart()
+            deliver = partial(self._back(identity).send_multipart, parts, zmq.NOBLOCK)
         else:
-            frame = ready.recv()
+            parts = ready.recv_multipart()
             (identity,) = (known for known, back in self._backs.items() if back is ready)
-            deliver = partial(self._front.send_multipart, (identity, frame), zmq.NOBLOCK)
+            deliver = partial(self._front.send_multipart, (identity, *parts), zmq.NOBLOCK)
         try:
-            opened = self._seal.open(frame, time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+            opened = self._seal.open(
+                joined(parts), time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
+            )
         except WireError:  # not for the link to judge
             deliver()
             return

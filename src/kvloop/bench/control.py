@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import zmq
 
+from kvloop.control.transport import Transport, cut, joined
 from kvloop.errors import UserError
 from kvloop.wire.control import Claim, Message
 from kvloop.wire.handle import decode_handle, encode_handle
@@ -40,7 +41,7 @@ class ControlClient:
     def __init__(self, key: bytes, host: str, port: int) -> None:
         self._seal = Seal(key, "asker")
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        self._socket = Transport(self._context, self._seal.transport_secret()).open(zmq.DEALER)
         self._socket.connect(f"tcp://{host}:{port}")
 
     def __enter__(self) -> Self:
@@ -55,10 +56,10 @@ class ControlClient:
 
     def ask(self, message: Message) -> Message:
         """The engine's answer. Raises `UserError` where none comes in `ANSWER_TIMEOUT_MS`."""
-        self._socket.send(self._seal.seal(message, _now_ms(), os.urandom(NONCE_BYTES)))
+        self._socket.send_multipart(cut(self._seal.seal(message, _now_ms(), os.urandom(NONCE_BYTES))))
         if not self._socket.poll(ANSWER_TIMEOUT_MS):
             raise UserError("the decode engine's control port does not answer")
-        return self._seal.open(self._socket.recv(), _now_ms()).message
+        return self._seal.open(joined(self._socket.recv_multipart()), _now_ms()).message
 
     def timed_ask(self, message: Message) -> tuple[Message, float]:
         """The answer, and milliseconds from before sealing the question to after opening the answer."""
@@ -76,7 +77,7 @@ class Middleman:
         self._relay = relay
         self._seal = Seal(key, "middleman")
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = Transport(self._context, self._seal.transport_secret()).open(zmq.ROUTER)
         self._port = self._socket.bind_to_random_port(f"tcp://{HOST}")
         self._behind = (HOST, 0)
         self._claimed = threading.Event()
@@ -117,12 +118,12 @@ class Middleman:
         while not self._stop.is_set():
             if not self._socket.poll(50):
                 continue
-            identity, frame = self._socket.recv_multipart()
-            opened = self._seal.open(frame, _now_ms())
+            identity, *parts = self._socket.recv_multipart()
+            opened = self._seal.open(joined(parts), _now_ms())
             self.heard.append(opened.message)
             if isinstance(opened.message, Claim):
                 self._claimed.set()
             answer = self._relay(opened.message, self._ask)
             if answer is not None:
                 sealed = self._seal.seal(answer, _now_ms(), os.urandom(NONCE_BYTES), opened.nonce)
-                self._socket.send_multipart((identity, sealed))
+                self._socket.send_multipart((identity, *cut(sealed)))

@@ -10,18 +10,15 @@ All of it is for the scheduler's thread, whose the pool is.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
-class Proof(NamedTuple):
-    """What a block was: how often it had been handed out, and its hash (None where it has none)."""
-
-    handed_out: int
-    block_hash: Any
+Proof = tuple[int, Any]
+"""What a block was: how often it had been handed out, and its hash (None where it has none)."""
 
 
 class PoolBlocks:
@@ -55,10 +52,13 @@ class PoolBlocks:
         """Take one reference to each."""
         self._pool.touch([self._pool.blocks[block] for block in block_ids])
 
-    def give_back(self, block_ids: Sequence[int]) -> None:
-        """Give one reference to each back. What they hold stays readable for as long as nobody needs the
-        blocks: they are handed out again after all that is free already, the last one first."""
-        self._pool.unpin_blocks((self._pool.blocks[block] for block in reversed(block_ids)), _nobody_reads)
+    def give_back(self, *holders: Sequence[int]) -> None:
+        """Give one reference to each holder's blocks back. What they hold stays readable for as long as
+        nobody needs the blocks: they are handed out again after all that is free already, holder by holder,
+        the last block of each first."""
+        blocks = self._pool.blocks
+        released = (blocks[block] for block_ids in holders for block in reversed(block_ids))
+        self._pool.unpin_blocks(released, _nobody_reads)
 
     def discard(self, block_ids: Sequence[int]) -> None:
         """Give one reference to each back; what they hold is of no use."""
@@ -66,7 +66,12 @@ class PoolBlocks:
 
     def proof(self, block_id: int) -> Proof:
         """What the block holds now."""
-        return Proof(self._handed_out[block_id], self._pool.blocks[block_id].block_hash)
+        return self._handed_out[block_id], self._pool.blocks[block_id].block_hash
+
+    def proofs(self, block_ids: Iterable[int]) -> tuple[Proof, ...]:
+        """What each block holds now."""
+        counts, blocks = self._handed_out, self._pool.blocks
+        return tuple([(counts[block], blocks[block].block_hash) for block in block_ids])
 
     def unchanged(self, block_id: int, proof: object) -> bool:
         """Whether the block still holds what it did when `proof` was taken."""

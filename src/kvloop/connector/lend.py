@@ -9,8 +9,9 @@ idle one at once.
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from time import sleep
 from typing import NamedTuple
 
 from kvloop.connector.leases import Leases
@@ -36,6 +37,10 @@ from kvloop.wire.control import (
     StatReply,
 )
 
+TURN_LEASES = 500
+"""Some 4 ms for which the lock is held, of a message of 10,000."""
+TURN_PAUSE_S = 0.0001
+"""Long enough for a thread that waits for the lock to get it."""
 MAX_DEFERRED_CLAIMS = 1_000
 """A step takes them all; more than a few wait only while one step takes longer than their readers do."""
 
@@ -75,6 +80,12 @@ class Lender:
     def serve(self, message: Message, answer: Answer) -> Message | None:
         """Answer a peer's message, or return None and call `answer` later, from the scheduler's thread.
         Called on the control thread."""
+        match message:
+            case Renew() | Drop():
+                told = self._renew(message) if isinstance(message, Renew) else self._drop(message)
+                if self._leases.is_behind and self._wake is not None:
+                    self._wake()  # so that an idle engine has it all back before the next request comes
+                return told
         now_ns = time.monotonic_ns()
         with self._leases.lock:
             self._leases.note_ended()
@@ -83,11 +94,6 @@ class Lender:
                     return None if self._defer(message, answer, now_ns) else self._claim(message, now_ns)
                 case Release():
                     return Released(self._table.release(message.claim_id, now_ns))
-                case Renew():
-                    return self._renew(message, now_ns)
-                case Drop():
-                    dropped = [self._leases.drop(one, now_ns, message.is_over) for one in message.lease_ids]
-                    return Dropped(sum(dropped))
                 case Stat():
                     return StatReply(self._engine_id, self._table.incarnation, self._counters())
                 case _:
@@ -112,16 +118,37 @@ class Lender:
             source=self._describe_source(f"{CLAIM_READ_PREFIX}{claim_id}"),
         )
 
-    def _renew(self, message: Renew, now_ns: int) -> Renewed:
+    def _renew(self, message: Renew) -> Renewed:
         gone: list[str] = []
         soft: list[str] = []
-        for lease_id, term_ms, chance in message.leases:
-            if self._table.renew(lease_id, now_ns, term_ms * NS_PER_MS, chance):
-                continue
-            # One that is ending, but still read by somebody, will be soft.
-            left = self._table.state(lease_id) is not None or self._leases.is_soft(lease_id)
-            (soft if left and self._wake is not None else gone).append(lease_id)
+        for start in range(0, len(message.leases), TURN_LEASES):
+            with self._turn(start) as now_ns:
+                for lease_id, term_ms, chance in message.leases[start : start + TURN_LEASES]:
+                    if self._table.renew(lease_id, now_ns, term_ms * NS_PER_MS, chance):
+                        continue
+                    # One that is ending, but still read by somebody, will be soft.
+                    left = self._table.state(lease_id) is not None or self._leases.is_soft(lease_id)
+                    (soft if left and self._wake is not None else gone).append(lease_id)
         return Renewed(gone, soft)
+
+    def _drop(self, message: Drop) -> Dropped:
+        dropped = 0
+        for start in range(0, len(message.lease_ids), TURN_LEASES):
+            with self._turn(start) as now_ns:
+                for lease_id in message.lease_ids[start : start + TURN_LEASES]:
+                    dropped += self._leases.drop(lease_id, now_ns, message.is_over)
+        return Dropped(dropped)
+
+    @contextmanager
+    def _turn(self, start: int) -> Iterator[int]:
+        """The lock, for some of a message's leases; the time. Between two turns the scheduler's thread can
+        have it."""
+        if start:
+            sleep(TURN_PAUSE_S)
+        with self._leases.lock:
+            self._leases.note_ended()
+            yield time.monotonic_ns()
+            self._leases.note_ended()
 
     def _defer(self, claim: Claim, answer: Answer, now_ns: int) -> bool:
         if (

@@ -12,6 +12,7 @@ Everything NIXL's own scheduler half does for the hand-over from prefill to deco
 """
 
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
@@ -106,6 +107,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self._readback.use(self._channel)
         self._channel.start()
         self._met_core = False
+        self._wake: Callable[[], None] | None = None
         self._refused_before = 0
         self._starved = False
         self._incarnations_due: dict[str, str] = {}
@@ -168,7 +170,6 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         super().on_new_request(request)
         if not self._met_core:
             self._meet_core()
-        self._leases.give_back()
         params = request.kv_transfer_params
         if not params:
             return
@@ -194,7 +195,8 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         """Find who is calling: the engine core, to wake it; vLLM's scheduler, to see what it holds."""
         self._met_core = True
         self._conservation.count_freed_later(find_blocks_freed_later())
-        self._lender.wake_with(find_wake())
+        self._wake = find_wake()
+        self._lender.wake_with(self._wake)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -229,8 +231,11 @@ class KvloopScheduler(NixlPullConnectorScheduler):
 
     def has_pending_push_work(self) -> bool:
         """vLLM asks whether to take a step although no request needs one: none is needed for kvloop's sake.
-        It asks on its own thread also when it has been woken out of idleness, so claims are answered here."""
+        It asks on its own thread also when it has been woken out of idleness, so claims are answered here,
+        and blocks given back; where some are left for the next time, vLLM is woken to ask again."""
         self._lender.answer_deferred(starved=False)
+        if self._leases.give_back() and self._wake is not None:
+            self._wake()
         return super().has_pending_push_work()
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:

@@ -3,9 +3,10 @@
 Answering a claim must not wait for a model step, and asking one must not block the scheduler, so both
 live on a thread of their own that sleeps in poll(2) and wakes for a frame or for an outgoing message. One
 ROUTER socket serves peers; one DEALER socket per peer asks them. Who is never asked anything, as a router,
-listens nowhere. Every frame is sealed (see `wire.seal`); one that does not open is dropped without an answer,
-and counted. Bounds: peers, frame size, frames queued to a peer and from it, messages waiting to go out,
-questions without an answer, each way.
+listens nowhere. Who has not the deployment's secret gets no connection (see `transport`). Every frame is
+sealed (see `wire.seal`); one that does not open is dropped without an answer, and counted. Bounds: peers,
+frame size, frames queued to a peer and from it, messages waiting to go out, questions without an answer, each
+way.
 
 Nothing ends the thread but `stop`: what goes wrong with one message costs that message its answer.
 """
@@ -23,24 +24,19 @@ import zmq
 
 from kvloop.control.address import Address, endpoint_of, listen
 from kvloop.control.deferred import Answer, Asker, DeferredAnswers
-from kvloop.errors import FrameMalformedError, UserError, WireError
+from kvloop.control.handshake import REFUSED, Failures, Monitor
+from kvloop.control.peers import Hear, Peers
+from kvloop.control.transport import Socket, Transport, cut, joined
+from kvloop.errors import UserError, WireError
 from kvloop.wire.control import Failed, Message
-from kvloop.wire.seal import MAX_FRAME_BYTES, NONCE_BYTES, Opened, Seal
+from kvloop.wire.seal import NONCE_BYTES, Opened, Seal
 
 logger = logging.getLogger("vllm.kvloop.control")
 
-MAX_PEERS = 256
-"""DEALER sockets kept open; the longest unused goes first. More prefill-decode pairs than any fleet's
-engine has."""
-PEER_IDLE_S = 600.0
-"""An engine that was not asked for longer than any lease lasts has nothing to tell. If it is no more, its
-socket would try to reconnect ten times a second for ever."""
 MAX_OUTGOING_MESSAGES = 10_000
 MAX_OPEN_QUESTIONS = 10_000
 MAX_DEFERRED_ANSWERS = 10_000
 """As many questions as one peer may have open."""
-MAX_QUEUED_FRAMES = 1000
-"""In each socket, each way: to a peer that does not answer, a claim a second for a quarter of an hour."""
 STOP_TIMEOUT_S = 2.0
 """An answer takes microseconds; a thread that is stuck in one is a daemon, and ends with the process."""
 
@@ -54,12 +50,6 @@ class Outgoing:
     address: Address
     message: Message
     tag: object
-
-
-@dataclass(slots=True)
-class _Peer:
-    socket: "zmq.Socket[bytes]"
-    used_s: float = 0.0
 
 
 class ControlChannel:
@@ -87,19 +77,24 @@ class ControlChannel:
         self._on_reply = on_reply
         self._outgoing: deque[Outgoing] = deque()
         self._questions: OrderedDict[bytes, object] = OrderedDict()
-        self._peers: OrderedDict[Address, _Peer] = OrderedDict()  # the longest unused first
         self._deferred = DeferredAnswers(MAX_DEFERRED_ANSWERS, self._wake)
         self._dropped: Counter[str] = Counter()
         self._stopping = False
+        self._failures = Failures(lambda: self._dropped.update(("handshake",)))
         self._context = zmq.Context()
+        transport = Transport(self._context, seal.transport_secret())
         self._wake_lock = threading.Lock()
         self._wake_here = self._context.socket(zmq.PAIR)
         self._wake_here.bind("inproc://kvloop-wake")
         self._wake_there = self._context.socket(zmq.PAIR)
         self._wake_there.connect("inproc://kvloop-wake")
         self._poller = zmq.Poller()
-        self._poller.register(self._wake_there, zmq.POLLIN)
-        self._router = None if address is None else self._listening(address)
+        self._hearers: dict[Socket, Hear] = {}
+        self._watch(self._wake_there, lambda _: self._drain_wake())
+        self._peers = Peers(
+            transport, self._failures, watch=self._watch, unwatch=self._unwatch, hear=self._hear_answer
+        )
+        self._router = None if address is None else self._listening(transport, address)
         self._thread = threading.Thread(target=self._run, name="kvloop-control", daemon=True)
 
     def start(self) -> None:
@@ -128,8 +123,8 @@ class ControlChannel:
         return True
 
     def frames_dropped(self) -> dict[str, int]:
-        """How many frames were dropped, by reason: those of `wire.seal`, `transport`, and `unasked` for an
-        answer where only questions may come in."""
+        """How many frames were dropped, by reason: those of `wire.seal`, `transport`, `unasked` for an answer
+        where only questions may come in, and `handshake` for what began a connection that was refused."""
         return dict(self._dropped)
 
     def _wake(self) -> None:
@@ -137,8 +132,9 @@ class ControlChannel:
             if not self._wake_here.closed:
                 self._wake_here.send(b"", zmq.NOBLOCK)
 
-    def _listening(self, address: Address) -> "zmq.Socket[bytes]":
-        router = self._open(zmq.ROUTER)
+    def _listening(self, transport: Transport, address: Address) -> Socket:
+        router = transport.open(zmq.ROUTER)
+        monitor = Monitor(router, REFUSED)
         try:
             listen(router, address)
         except (zmq.ZMQError, OSError) as error:
@@ -147,31 +143,30 @@ class ControlChannel:
                 f"the control channel cannot listen on {endpoint_of(address)} ({error.strerror}): "
                 "set kvloop_control_host and kvloop_control_port"
             ) from error
-        self._poller.register(router, zmq.POLLIN)
+        self._watch(router, self._hear_question)
+        self._watch(monitor.socket, lambda _: self._hear_strangers(monitor, endpoint_of(address)))
         return router
 
-    def _open(self, kind: int) -> "zmq.Socket[bytes]":
-        opened: zmq.Socket[bytes] = self._context.socket(kind)
-        opened.setsockopt(zmq.IPV6, 1)
-        opened.setsockopt(zmq.LINGER, 0)
-        opened.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        opened.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
-        opened.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
-        return opened
+    def _watch(self, socket: Socket, hear: Hear) -> None:
+        self._poller.register(socket, zmq.POLLIN)
+        self._hearers[socket] = hear
+
+    def _unwatch(self, socket: Socket) -> None:
+        self._poller.unregister(socket)
+        del self._hearers[socket]
 
     def _run(self) -> None:
         while not self._stopping:
-            for ready, _ in self._poller.poll(self._close_idle()):
-                if ready is self._wake_there:
-                    self._drain_wake()
-                elif self._router is not None and ready is self._router:
-                    self._hear_question(self._router)
-                else:
-                    self._hear_answer(ready)
+            for ready, _ in self._poller.poll(self._peers.close_idle()):
+                self._hearers[ready](ready)
             for asker, reply in self._deferred.take():
                 self._answer(asker, reply)
             while self._outgoing and not self._stopping:
                 self._emit(self._outgoing.popleft())
+
+    def _hear_strangers(self, monitor: Monitor, endpoint: str) -> None:
+        for _ in monitor.take():
+            self._failures.client(endpoint)
 
     def _drain_wake(self) -> None:
         while True:
@@ -180,7 +175,7 @@ class ControlChannel:
             except zmq.Again:
                 return
 
-    def _hear_question(self, router: "zmq.Socket[bytes]") -> None:
+    def _hear_question(self, router: Socket) -> None:
         try:
             identity, *frames = router.recv_multipart(zmq.NOBLOCK)
             opened = self._opened(frames)
@@ -207,11 +202,11 @@ class ControlChannel:
         assert self._router is not None
         try:
             frame = self._seal.seal(reply, _now_ms(), os.urandom(NONCE_BYTES), asker.nonce)
-            self._router.send_multipart((asker.identity, frame), zmq.NOBLOCK)
+            self._router.send_multipart((asker.identity, *cut(frame)), zmq.NOBLOCK)
         except (WireError, zmq.ZMQError) as error:
             self._drop(error)
 
-    def _hear_answer(self, peer: "zmq.Socket[bytes]") -> None:
+    def _hear_answer(self, peer: Socket) -> None:
         try:
             opened = self._opened(peer.recv_multipart(zmq.NOBLOCK))
         except (WireError, zmq.ZMQError) as error:
@@ -220,9 +215,7 @@ class ControlChannel:
         self._deliver(self._questions.pop(opened.reply_to, None), opened.message)
 
     def _opened(self, frames: list[bytes]) -> Opened:
-        if len(frames) != 1:
-            raise FrameMalformedError("several parts")
-        return self._seal.open(frames[0], _now_ms(), time.monotonic_ns() // 1_000_000)
+        return self._seal.open(joined(frames), _now_ms(), time.monotonic_ns() // 1_000_000)
 
     def _drop(self, error: WireError | zmq.ZMQError) -> None:
         self._dropped[error.reason if isinstance(error, WireError) else "transport"] += 1
@@ -240,7 +233,7 @@ class ControlChannel:
         nonce = os.urandom(NONCE_BYTES)
         try:
             frame = self._seal.seal(outgoing.message, _now_ms(), nonce)
-            self._peer(outgoing.address).send(frame, zmq.NOBLOCK)
+            self._peers.socket(outgoing.address).send_multipart(cut(frame), zmq.NOBLOCK)
         except (WireError, zmq.ZMQError) as error:
             self._deliver(outgoing.tag, Failed(str(error)[:200]))
             return
@@ -248,38 +241,6 @@ class ControlChannel:
             self._questions[nonce] = outgoing.tag
             if len(self._questions) > MAX_OPEN_QUESTIONS:
                 self._questions.popitem(last=False)
-
-    def _peer(self, address: Address) -> "zmq.Socket[bytes]":
-        peer = self._peers.pop(address, None)
-        if peer is None:
-            opened = self._open(zmq.DEALER)
-            try:
-                opened.connect(endpoint_of(address))
-            except zmq.ZMQError:
-                opened.close()
-                raise
-            self._poller.register(opened, zmq.POLLIN)
-            peer = _Peer(opened)
-            if len(self._peers) >= MAX_PEERS:
-                self._close_oldest()
-        peer.used_s = time.monotonic()
-        self._peers[address] = peer
-        return peer.socket
-
-    def _close_idle(self) -> int | None:
-        """Close the connections that were idle for too long; milliseconds until there are more, if any."""
-        now_s = time.monotonic()
-        while self._peers:
-            left_s = next(iter(self._peers.values())).used_s + PEER_IDLE_S - now_s
-            if left_s > 0:
-                return int(left_s * 1000) + 1
-            self._close_oldest()
-        return None
-
-    def _close_oldest(self) -> None:
-        _, oldest = self._peers.popitem(last=False)
-        self._poller.unregister(oldest.socket)
-        oldest.socket.close()
 
 
 def _now_ms() -> int:

@@ -12,11 +12,13 @@ from kvloop.errors import UserError
 KEY_MIN_BYTES = 16  # 128 bits: below that the key, not BLAKE2b, would be the weakest part
 KEY_MAX_BYTES = 64  # BLAKE2b's own limit
 MAC_BYTES = 16
+DERIVED_KEY_BYTES = 32
 
 ROOT_PURPOSE = b"kvloop.root"
 MEDIA_PURPOSE = b"kvloop.media"
 HANDLE_PURPOSE = b"kvloop.handle"
 FRAME_PURPOSE = b"kvloop.frame"
+CURVE_PURPOSE = b"kvloop.curve"
 
 
 def checked_key(key: bytes) -> bytes:
@@ -34,3 +36,8 @@ def keyed_digest(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
+
+
+def derived_key(key: bytes, purpose: bytes) -> bytes:
+    """32 bytes that only holders of `key` can make: the key of something else."""
+    return hashlib.blake2b(key=checked_key(key), digest_size=DERIVED_KEY_BYTES, person=purpose).digest()

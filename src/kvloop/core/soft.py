@@ -36,12 +36,7 @@ class SoftLease:
     blocks: Blocks
     proofs: Proofs
     exact_only: bool
-
-    @property
-    def cost_bytes(self) -> int:
-        """What remembering it takes, by estimate."""
-        blocks = sum(len(group) for group in self.blocks)
-        return LEASE_COST_BYTES + len(self.chain.segments) + BLOCK_COST_BYTES * blocks
+    cost_bytes: int  # what remembering it takes, by estimate
 
 
 class SoftTable:
@@ -72,14 +67,17 @@ class SoftTable:
 
         ValueError for proofs that are not one for each block.
         """
-        if [len(group) for group in proofs] != [len(group) for group in freed.blocks]:
+        lengths = [len(group) for group in freed.blocks]
+        if [len(group) for group in proofs] != lengths:
             raise ValueError("not one proof for each block")
         self.forget(freed.lease_id)
-        soft = SoftLease(freed.lease_id, freed.chain, freed.blocks, proofs, freed.exact_only)
-        if freed.is_void or soft.cost_bytes > self.max_bytes:
+        cost_bytes = LEASE_COST_BYTES + len(freed.chain.segments) + BLOCK_COST_BYTES * sum(lengths)
+        if freed.is_void or cost_bytes > self.max_bytes:
             return False
-        self._leases[soft.lease_id] = soft
-        self._used_bytes += soft.cost_bytes
+        self._leases[freed.lease_id] = SoftLease(
+            freed.lease_id, freed.chain, freed.blocks, proofs, freed.exact_only, cost_bytes
+        )
+        self._used_bytes += cost_bytes
         while len(self._leases) > self.max_leases or self._used_bytes > self.max_bytes:
             self.forget(next(iter(self._leases)))
         return True

@@ -16,7 +16,7 @@ import hmac
 import struct
 from dataclasses import dataclass
 
-from kvloop.core.key import FRAME_PURPOSE, MAC_BYTES, checked_key, keyed_digest
+from kvloop.core.key import CURVE_PURPOSE, FRAME_PURPOSE, MAC_BYTES, checked_key, derived_key, keyed_digest
 from kvloop.errors import FrameForgedError, FrameMalformedError, FrameOversizeError, FrameVersionError
 from kvloop.wire.control import Message, decode_message, encode_message
 from kvloop.wire.replay import ReplayGuard
@@ -61,6 +61,10 @@ class Seal:
         self._sender = sender.encode()
         self._max_frame_bytes = max_frame_bytes
         self._guard = ReplayGuard(max_skew_ms, replay_window)
+
+    def transport_secret(self) -> bytes:
+        """32 bytes that only holders of the key can make, for the keys of the transport under the frames."""
+        return derived_key(self._key, CURVE_PURPOSE)
 
     def seal(self, message: Message, now_ms: int, nonce: bytes, reply_to: bytes = b"") -> bytes:
         """The frame. `nonce`: 16 random bytes, never used before. FrameOversizeError if it is too long."""
