@@ -1,12 +1,14 @@
 """Turns through the router: what each engine is asked, and which earlier turn a request goes on from."""
 
 import json
+import tempfile
 from typing import Any
 from unittest import mock
 
+from kvloop.router.config import Leases
 from kvloop.router.metrics import MAX_MISS_REASONS
 from tests.router.fake_engine import Answer, Asked, decode_plan, json_answer, prefill_plan
-from tests.router.harness import HELLO, Stack, in_loop, stack
+from tests.router.harness import HELLO, Stack, in_loop, post, raw_client, stack
 from tests.wire.test_openai import DROPPED, EVERYTHING, SET
 
 A1 = {"role": "assistant", "content": "Hello"}
@@ -85,6 +87,40 @@ async def test_completions_too() -> None:
         asked = router.prefill[0].asked
         assert [one.params.get("kvloop_handle") for one in asked] == [None, "h1", None, "h3"]
         assert {one.path for one in asked} == {"/v1/completions"}
+
+
+@in_loop
+async def test_the_next_turn_finds_the_last_one_however_early_it_comes() -> None:
+    """Also where it is there already, on the same connection, when the last one's answer goes out; and with a
+    secret, whose owner reads the handle's lease first."""
+    with tempfile.NamedTemporaryFile() as secret:
+        secret.write(bytes(32))
+        secret.flush()
+        for leases in (Leases(), Leases(secret.name)):
+            for stream in (False, True):
+                async with stack(leases=leases) as router, raw_client(router.port) as client:
+                    turns = ([HELLO], [HELLO, A1, MORE], [HELLO, A1, MORE, A1, MORE])
+                    bodies = [{"model": "t", "messages": turn, "stream": stream} for turn in turns]
+                    client.send(b"".join(map(post, bodies)))
+                    for _ in turns:
+                        assert (await client.answer())[0] == 200
+                    asked = [one.params.get("kvloop_handle") for one in router.prefill[0].generations()]
+                    assert asked == [None, "h1", "h2"]
+
+
+@in_loop
+async def test_the_next_turn_may_come_with_the_last_byte() -> None:
+    """On another connection, in the same moment in which the client has read the last byte, many times."""
+    async with stack() as router, raw_client(router.port) as one, raw_client(router.port) as other:
+        messages: list[Any] = [HELLO]
+        for turn in range(50):
+            (one if turn % 2 else other).send(
+                post({"model": "t", "messages": messages, "stream": turn % 3 > 0})
+            )
+            assert (await (one if turn % 2 else other).answer())[0] == 200
+            messages = [*messages, A1, MORE]
+        asked = [one.params.get("kvloop_handle") for one in router.prefill[0].generations()]
+        assert asked == [None, *(f"h{turn}" for turn in range(1, 50))]
 
 
 @in_loop

@@ -48,15 +48,13 @@ class LeaseUse:
     def __init__(self, renewal: Renewal, lease: LeaseRef, returns: bool) -> None:
         """`returns`: the request goes on from all of the lease's turn."""
         self._renewal = renewal
-        self._lease_id: str | None = lease.lease_id
+        self._lease_id = lease.lease_id
         renewal.keeper.used(lease.lease_id, renewal.clock_ns(), returns)
 
     def end(self) -> None:
-        """The request needs nothing of the lease any more. It ends once: a second call says nothing."""
-        if self._lease_id is not None:
-            self._renewal.keeper.done(self._lease_id, self._renewal.clock_ns())
-            self._renewal.nudge()
-            self._lease_id = None
+        """The request needs nothing of the lease any more. To be called once."""
+        self._renewal.keeper.done(self._lease_id, self._renewal.clock_ns())
+        self._renewal.nudge()
 
 
 class TurnLeases:

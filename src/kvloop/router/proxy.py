@@ -56,11 +56,6 @@ class _Run:
     refused: tuple[Head, bytes] | None = field(default=None)
     why: str = ""
 
-    def end_use(self) -> None:
-        """Nothing of what decode kept is needed any more; said of each request once, the first time."""
-        if self.use is not None:
-            self.use.end()
-
 
 class Proxy:
     """Serves the generation endpoints."""
@@ -99,7 +94,7 @@ class Proxy:
             self._metrics.gone.inc()
             raise
         finally:
-            run.end_use()
+            self._end_use(run)
         self._metrics.answered(run.turn.route, response.status)
 
     def _run(
@@ -210,7 +205,7 @@ class Proxy:
         return error.failure
 
     def _before_first_byte(self, run: _Run) -> None:
-        run.end_use()  # decode computes, so it has all that it could take over
+        self._end_use(run)  # decode computes, so it has all that it could take over
         route = run.turn.route
         self._metrics.first_byte[route].observe(self._loop.time() - run.began_s)
         run.response.headers.append((b"x-kvloop-route", route.encode()))
@@ -218,8 +213,22 @@ class Proxy:
             run.response.headers.append((b"x-kvloop-reused-tokens", b"%d" % run.report.returned_tokens))
             run.response.headers.append((b"x-kvloop-cached-tokens", b"%d" % run.report.cached_tokens))
 
+    # What an answer leaves behind does not hold it up. The loop writes what is under way, then runs what was
+    # to be called soon, in that order, and only then reads again: who has an answer's last byte finds its
+    # turn filed.
+
+    def _end_use(self, run: _Run) -> None:
+        """The request needs nothing any more of what decode kept; said once, the first time."""
+        if run.use is not None:
+            self._loop.call_soon(run.use.end)
+            run.use = None
+
     def _file(self, run: _Run, engine: Engine, handle: bytes, ending: str) -> None:
-        if self._config.return_enabled and self._conversations.file(run.lookup, handle, engine.url, ending):
+        if self._config.return_enabled:
+            self._loop.call_soon(self._file_now, run.lookup, handle, engine.url, ending)
+
+    def _file_now(self, lookup: Lookup, handle: bytes, engine: str, ending: str) -> None:
+        if self._conversations.file(lookup, handle, engine, ending):
             self._metrics.filed.inc()
 
     def _count(self, report: TurnReport | None, asked: bool) -> None:
