@@ -1,5 +1,7 @@
 """The request parser without a connection: the same requests at any cut, and books that balance."""
 
+import tracemalloc
+
 import httptools
 import pytest
 from hypothesis import given, settings
@@ -83,6 +85,27 @@ def test_body_in_large_reads() -> None:
         bodies = [request.body for piece in pieces for request in parser.feed(piece)]
         assert parser.refusal is None
         assert bodies == [b"x" * 9000]
+
+
+@pytest.mark.parametrize("sizes", [(2,), (1, 1030), (1030, 1, 1)])
+def test_a_body_takes_no_more_than_its_bytes(sizes: tuple[int, ...]) -> None:
+    """In however small pieces it comes: what is held of it is little more than what counts as held."""
+    pieces = [b"%x\r\n%b\r\n" % (size, b"x" * size) for size in sizes]
+    framed = b"".join(pieces) * (200_000 // sum(sizes))
+    parser = RequestParser(Limits(max_body_bytes=10**6), BodyBudget(10**6))
+    parser.feed(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    tracemalloc.start()
+    try:
+        for start in range(0, len(framed), 65_536):
+            parser.feed(framed[start : start + 65_536])
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert parser.body_bytes > 190_000
+    assert held_bytes < 1.5 * parser.body_bytes
+    (request,) = parser.feed(b"0\r\n\r\n")
+    assert request.body == b"x" * len(request.body)
+    assert len(request.body) > 190_000
 
 
 def test_many_requests_in_one_read() -> None:

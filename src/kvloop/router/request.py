@@ -12,6 +12,7 @@ import httptools
 from kvloop.router.config import Limits
 
 _HEADER_EXTRA_BYTES = 4  # ": " and the line's end
+_SMALL_BYTES = 1024  # an object of its own takes some 50 bytes and more, so smaller pieces are gathered
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class RequestParser:
         self._in_head = False
         self._silent_bytes = 0  # in reads that brought nothing whole: a head under way, chunk sizes, trailers
         self._got_on = False  # the read that is being fed began a request, or brought some of a body
-        self._body: list[bytes] = []
+        self._body: list[bytes | bytearray] = []
 
     def feed(self, data: bytes) -> list[Request]:
         """The requests that `data` completes. After a refusal, none."""
@@ -133,7 +134,12 @@ class RequestParser:
     def on_body(self, data: bytes) -> None:
         self.owes_continue = False
         self._silent_bytes, self._got_on = 0, True
-        self._body.append(data)
+        if len(data) >= _SMALL_BYTES:
+            self._body.append(data)
+        elif self._body and isinstance(self._body[-1], bytearray):
+            self._body[-1] += data
+        else:
+            self._body.append(bytearray(data))
         self.body_bytes += len(data)
         self._budget.left_bytes -= len(data)
         if self.body_bytes > self._limits.max_body_bytes:
@@ -149,7 +155,7 @@ class RequestParser:
             headers=self._headers,
             keep_alive=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
             http10=self._parser.get_http_version() == "1.0",
-            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            body=bytes(self._body[0]) if len(self._body) == 1 else b"".join(self._body),
             named=self._named,
         )
         self._body, self.body_bytes = [], 0
