@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from kvloop.local.stack import Stack
+from kvloop.local.server import Server
+from kvloop.local.stack import BuildEngine, Stack
 from kvloop.local.stack_config import StackConfig
+from tests.e2e.counters import check_living
 from tests.e2e.turns import Pair
 
 CLAIM_TERM_MS = 3_000
@@ -23,9 +25,11 @@ LOG_TAIL_LINES = 40
 BLOCK_TOKENS = 32
 
 
-def run_stack(request: pytest.FixtureRequest, config: StackConfig) -> Iterator[Stack]:
+def run_stack(
+    request: pytest.FixtureRequest, config: StackConfig, build: BuildEngine | None = None
+) -> Iterator[Stack]:
     """Start a stack, show its logs with failures while it lives, stop it."""
-    with Stack(config) as stack:
+    with Stack(config) if build is None else Stack(config, build=build) as stack:
         request.config.stash.setdefault(_STACKS, []).append(stack)
         yield stack
 
@@ -54,19 +58,30 @@ def pair_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
             engine_flags=("--max-model-len", "4096", "--block-size", str(BLOCK_TOKENS)),
             prefill_flags=("--no-enable-prefix-caching",),
             decode_flags=("--no-enable-prefix-caching",),
-            engine_extra={"kvloop_claim_timeout_ms": CLAIM_TIMEOUT_MS, "kvloop_claim_term_ms": CLAIM_TERM_MS},
+            engine_extra={
+                "kvloop_claim_timeout_ms": CLAIM_TIMEOUT_MS,
+                "kvloop_claim_term_ms": CLAIM_TERM_MS,
+                "kvloop_check_every_step": True,
+            },
         ),
     )
 
 
+def whole_again(stack: Stack) -> Pair:
+    """The stack's first two engines, those that a test has killed started anew."""
+    dead: list[Server] = [engine for engine in (*stack.prefill, *stack.decode) if not engine.running]
+    for engine in dead:
+        engine.start()
+    stack.wait(dead)
+    return Pair(stack.prefill[0], stack.decode[0])
+
+
 @pytest.fixture
-def pair(pair_stack: Stack) -> Pair:
-    """The pair, with both engines running when the test begins."""
-    for engine in pair_stack.servers:
-        if not engine.running:
-            engine.start()
-            pair_stack.wait([engine])
-    return Pair(pair_stack.prefill[0], pair_stack.decode[0])
+def pair(pair_stack: Stack) -> Iterator[Pair]:
+    """The pair, with both engines running when the test begins, and their books right when it ends."""
+    pair = whole_again(pair_stack)
+    yield pair
+    check_living(pair)
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,23 @@ from collections.abc import Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvloop.local.stack import Engine
+from tests.e2e.turns import Pair, until
 
 Counters = Mapping[str, float]
 
 
 def counters(engine: Engine) -> dict[str, float]:
-    """Every sample, by its name and labels but `engine` and `model_name`; the latter's are added up."""
-    with urllib.request.urlopen(engine.url + "/metrics") as answer:
-        text = answer.read().decode()
+    """Every sample, by its name and labels but `engine` and `model_name`; the latter's are added up. Waits
+    for an engine that is busy."""
+    text = ""
+
+    def scraped() -> bool:
+        nonlocal text
+        with urllib.request.urlopen(engine.url + "/metrics") as answer:
+            text = answer.read().decode()
+        return "kvloop_" in text  # left out where the engine's scheduler does not answer in time
+
+    until(scraped, f"{engine.name} does not say what it counts")
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -35,3 +44,13 @@ def check_books(*engines: Engine) -> None:
         now = counters(engine)
         assert now["kvloop_balance_checks_total"] > 0
         assert now["kvloop_unbalanced_blocks"] == 0
+
+
+def check_living(pair: Pair) -> None:
+    """At those of both engines that run no request is left, and their books have been right at every step."""
+    for engine in (pair.prefill, pair.decode):
+        if engine.running:
+            pair.step(engine)
+            for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+                until(lambda: counters(engine)[name] == 0, f"a request is stuck at {engine.name}")  # noqa: B023
+            check_books(engine)

@@ -10,6 +10,7 @@ import pytest
 from kvloop.local.stack import Stack
 from kvloop.local.stack_config import StackConfig
 from tests.e2e.conftest import BLOCK_TOKENS, CLAIM_TIMEOUT_MS, run_stack
+from tests.e2e.counters import check_living
 from tests.e2e.test_histories import assistant, check, opening, two_turns, user
 from tests.e2e.turns import Pair, counted
 
@@ -30,15 +31,21 @@ def small_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
             engine_flags=flags,
             prefill_flags=("--num-gpu-blocks-override", str(PREFILL_BLOCKS)),
             decode_flags=("--num-gpu-blocks-override", str(DECODE_BLOCKS)),
-            engine_extra={"kvloop_claim_timeout_ms": CLAIM_TIMEOUT_MS, "decoder_kv_blocks_ttl": LEASE_S},
+            engine_extra={
+                "kvloop_claim_timeout_ms": CLAIM_TIMEOUT_MS,
+                "decoder_kv_blocks_ttl": LEASE_S,
+                "kvloop_check_every_step": True,
+            },
         ),
     )
 
 
 @pytest.fixture
-def small(small_stack: Stack) -> Pair:
-    """The engines, driven by hand."""
-    return Pair(small_stack.prefill[0], small_stack.decode[0])
+def small(small_stack: Stack) -> Iterator[Pair]:
+    """The engines, driven by hand; their books are right when a test ends."""
+    pair = Pair(small_stack.prefill[0], small_stack.decode[0])
+    yield pair
+    check_living(pair)
 
 
 def test_only_what_is_not_local_is_read(small: Pair) -> None:

@@ -6,9 +6,11 @@ KV that was read.
 """
 
 import json
+import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from kvloop.local.stack import Engine
 
 ANSWER_TOKENS = 16
 REQUEST_TIMEOUT_S = 120
+POLL_S = 0.05
 
 
 class EngineError(Exception):
@@ -101,6 +104,12 @@ class Pair:
         answer = json.loads(post(self.prefill.url + "/v1/chat/completions", body))
         return answer["kv_transfer_params"]  # type: ignore[no-any-return]
 
+    def step(self, engine: Engine) -> None:
+        """Let an engine take a step: what has ended meanwhile gives its blocks back then, and the books are
+        checked."""
+        body = self._body([{"role": "user", "content": "Step."}], {"max_tokens": 1})
+        post(engine.url + "/v1/chat/completions", body)
+
     def turn(
         self,
         messages: list[dict[str, Any]],
@@ -112,6 +121,18 @@ class Pair:
     ) -> Turn:
         """Both hops of one turn."""
         params = self.prefill_hop(messages, filed, **fields)
+        return self.decode_hop(messages, params, stream=stream, max_tokens=max_tokens, **fields)
+
+    def decode_hop(
+        self,
+        messages: list[dict[str, Any]],
+        params: dict[str, Any],
+        *,
+        stream: bool = False,
+        max_tokens: int = ANSWER_TOKENS,
+        **fields: Any,
+    ) -> Turn:
+        """The second hop, with what the first answered."""
         body = self._body(messages, fields) | {"max_tokens": max_tokens, "kv_transfer_params": params}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -156,3 +177,11 @@ def _streamed(raw: bytes) -> tuple[str, list[int], dict[str, Any] | None, dict[s
             tokens += choice.get("token_ids") or []
     assert raw.rstrip().endswith(b"data: [DONE]")
     return text, tokens, kept, usage
+
+
+def until(condition: Callable[[], object], what: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    """Wait for what must come; `what` says what has not, where it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(POLL_S)

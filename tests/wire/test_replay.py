@@ -76,6 +76,44 @@ def test_a_clock_set_back_replays_nothing() -> None:
     guard.admit("p", nonce(3), 1_001, 1_000)
 
 
+HOUR = 3_600_000
+
+
+def test_a_clock_that_was_wrong_for_a_while_deafens_nobody() -> None:
+    """Our wall clock is set an hour on, hears somebody, and is set right: whoever is behind us is heard."""
+    guard = ReplayGuard(SKEW, 8)
+    guard.admit("p", nonce(1), 5_000 + SKEW, 5_000, 50)
+    guard.admit("p", nonce(2), 5_000 + HOUR, 5_000 + HOUR, 51)
+    guard.admit("q", nonce(3), 5_000 - SKEW, 5_000, 52)
+    for sender, number, sent_ms in (("p", 1, 5_000 + SKEW), ("q", 3, 5_000 - SKEW)):
+        with pytest.raises(FrameReplayedError):
+            guard.admit(sender, nonce(number), sent_ms, 5_000, 53)
+    guard.check_integrity()
+
+
+def test_clocks_that_were_wrong_together_hear_each_other_when_they_are_right() -> None:
+    """What was sent in an hour that has not yet come is remembered until then, and blocks nothing earlier."""
+    guard = ReplayGuard(SKEW, 8)
+    guard.admit("p", nonce(1), 5_000 + HOUR, 5_000 + HOUR, 50)
+    later = 3 * SKEW
+    for number in range(2, 20):
+        guard.admit("p", nonce(number), 5_000 + number * later, 5_000 + number * later, 50 + number * later)
+    assert len(guard) == 2
+    with pytest.raises(FrameReplayedError):
+        guard.admit("p", nonce(1), 5_000 + HOUR, 5_000 + HOUR, 50 + HOUR)
+
+
+def test_a_frame_is_remembered_for_as_long_as_it_would_be_accepted() -> None:
+    """From a sender that is ahead of us by the skew, until it is stale; then it is forgotten."""
+    guard = ReplayGuard(SKEW, 8)
+    guard.admit("p", nonce(1), 5_000 + SKEW, 5_000, 50)
+    with pytest.raises(FrameReplayedError):
+        guard.admit("p", nonce(1), 5_000 + SKEW, 5_000 + 2 * SKEW, 50 + 2 * SKEW)
+    later = 2 * SKEW + 1
+    guard.admit("p", nonce(2), 5_000 + later, 5_000 + later, 50 + later)
+    assert len(guard) == 1
+
+
 def test_senders_are_bounded() -> None:
     """A thousand sender names in an overflowing window leave no more behind than the window's size."""
     guard = ReplayGuard(SKEW, 4)
@@ -101,19 +139,24 @@ def test_bounds_must_be_positive() -> None:
         ReplayGuard(SKEW, 0)
 
 
-frames = st.tuples(st.sampled_from("pq"), st.integers(0, 6), st.integers(0, 300), st.integers(0, 300))
+frames = st.tuples(
+    *(st.sampled_from("pq"), st.integers(0, 6), st.integers(0, 300), st.integers(0, 300)),
+    st.integers(0, 150),
+)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(frames, max_size=60), st.integers(1, 5))
-def test_no_frame_is_ever_admitted_twice(script: list[tuple[str, int, int, int]], window: int) -> None:
-    """Under any clock, also one that jumps, and any window, a frame gets in at most once."""
+def test_no_frame_is_ever_admitted_twice(script: list[tuple[str, int, int, int, int]], window: int) -> None:
+    """Under any wall clock, also one that jumps, and any window, a frame gets in at most once."""
     guard, admitted = ReplayGuard(SKEW, window), set[tuple[str, int, int]]()
     sent_at: dict[tuple[str, int], int] = {}
-    for sender, number, sent_ms, now_ms in script:
+    elapsed_ms = 0
+    for sender, number, sent_ms, now_ms, passed_ms in script:
+        elapsed_ms += passed_ms
         sent_ms = sent_at.setdefault((sender, number), sent_ms)
         try:
-            guard.admit(sender, nonce(number), sent_ms, now_ms)
+            guard.admit(sender, nonce(number), sent_ms, now_ms, elapsed_ms)
         except WireError:
             continue
         finally:

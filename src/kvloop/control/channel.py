@@ -215,7 +215,7 @@ class ControlChannel:
         self._deliver(self._questions.pop(opened.reply_to, None), opened.message)
 
     def _opened(self, frames: list[bytes]) -> Opened:
-        return self._seal.open(joined(frames), _now_ms())
+        return self._seal.open(joined(frames), _now_ms(), time.monotonic_ns() // 1_000_000)
 
     def _drop(self, error: WireError | zmq.ZMQError) -> None:
         self._dropped[error.reason if isinstance(error, WireError) else "transport"] += 1

@@ -78,8 +78,11 @@ class Seal:
             raise FrameOversizeError(f"{_SEALED_FROM + len(sealed)} bytes")
         return version + keyed_digest(self._key, FRAME_PURPOSE, version, sealed) + sealed
 
-    def open(self, frame: bytes, now_ms: int) -> Opened:
-        """What the frame says. Whatever the bytes, nothing but a WireError is raised."""
+    def open(self, frame: bytes, now_ms: int, elapsed_ms: int | None = None) -> Opened:
+        """What the frame says. Whatever the bytes, nothing but a WireError is raised.
+
+        `elapsed_ms`: of a clock that is never set, where there is one beside the wall clock.
+        """
         if len(frame) > self._max_frame_bytes:
             raise FrameOversizeError(f"{len(frame)} bytes")
         if len(frame) < _SEALED_FROM + _HEAD.size:
@@ -97,7 +100,7 @@ class Seal:
         if reply_flag > 1 or not _is_sender(sender):
             raise FrameMalformedError("reply flag or sender")
         name = sender.decode("ascii")
-        self._guard.admit(name, nonce, sent_ms, now_ms)
+        self._guard.admit(name, nonce, sent_ms, now_ms, elapsed_ms)
         return Opened(name, decode_message(body), nonce, reply_to)
 
 
