@@ -109,6 +109,25 @@ def test_another_secret_is_no_answer_and_one_line_in_the_log(
     ]
 
 
+def test_one_that_is_cut_off_in_the_handshake_raises_no_alarm(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that restarts hangs up, too; it is counted, and ZMQ connects again."""
+    lines: list[str] = []
+    monkeypatch.setattr(handshake.logger, "warning", lambda text, *args: lines.append(text % args))
+    prefill = opened("prefill")
+    with socket.create_server(("127.0.0.1", 0)) as restarting:
+        address = restarting.getsockname()
+        assert prefill.channel.send(address, Release("there"), "tag")
+        restarting.accept()[0].close()
+        deadline_s = time.monotonic() + WAIT_S
+        while not prefill.channel.frames_dropped() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+    opened("decode", port=address[1])
+    assert prefill.replies.get(timeout=WAIT_S) == ("tag", Released(True))
+    assert lines == []
+
+
 def test_a_connection_that_zmq_gives_up_is_opened_anew(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine of an older version, replaced at the same address by one of ours, is asked again."""
     monkeypatch.setattr(peers, "MEND_S", 0.05)
