@@ -146,6 +146,26 @@ def test_what_expires_together_comes_back_in_steps_too(decode: Decode, clock: Cl
     assert decode.pool.held() == (LEASES - STEP_LEASES) * BLOCKS
 
 
+def test_live_work_gets_what_is_due_before_anything_that_is_not(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where more is due than expires with one call, and the first of it is still being read."""
+    monkeypatch.setattr(module, "MAX_EXPIRIES", 1)
+    decode = Decode(Pool(200), claim_term_ns=100 * S)
+    handles = [decode.kept(list(range(number, number + 101))) for number in range(5)]
+    for number in range(3):
+        granted(decode.claim(handles[number], tokens_of(handles, number)))
+    clock.now_ns += 30 * S
+    young = decode.kept(list(range(500, 601)))
+    clock.now_ns += 30 * S
+    free = decode.pool.get_num_free_blocks()
+    assert decode.leases.make_room(2 * BLOCKS)
+    assert decode.pool.get_num_free_blocks() == free + 2 * BLOCKS
+    assert decode.stat()['leases_ended_total{state="expired"}'] == 2
+    granted(decode.claim(young, list(range(500, 601))))
+    decode.check()
+
+
 def test_a_soft_grant_waits_for_no_queue(decode: Decode) -> None:
     """While live work lacks blocks a turn's are free at once, whatever has ended before."""
     ended(decode)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from kvloop.core.chain import Chain, Identity, build_chain, root_digest
-from kvloop.core.lease import ClaimRefused, LeaseState, LeaseTable
+from kvloop.core.lease import UNLIMITED, ClaimRefused, LeaseState, LeaseTable
 
 from .naive_lease import NaiveLease, NaiveTable
 
@@ -43,7 +43,7 @@ MUST_REACH = set(
     """granted|full|claimed|claimed in part|claimed twice|expired|released|unknown_lease|wrong_root|no_match
     |not_exact|duplicate_claim|too_many_claims|release True|release False|renew True|renew False|drop True
     |drop under a claim|reclaim True|reclaim False|freed expired|freed released|freed reclaimed
-    |reclaimed the least""".replace("\n    ", "").split("|")
+    |reclaimed the least|behind""".replace("\n    ", "").split("|")
 )
 
 
@@ -57,15 +57,24 @@ class LeaseMachine(RuleBasedStateMachine):
 
     reached: ClassVar[Counter[str]] = Counter()
 
-    @initialize()
-    def begin(self) -> None:
-        """Both start empty."""
+    @initialize(expiries=st.sampled_from([UNLIMITED, 1]))
+    def begin(self, expiries: int) -> None:
+        """Both start empty. One lease may expire with a call, or all that are due."""
         self.now = 0
-        self.table = LeaseTable(BLOCK, TTL, CLAIM_TERM, MAX_LEASES, MAX_CLAIMS)
+        self.is_late = expiries == 1
+        self.table = LeaseTable(BLOCK, TTL, CLAIM_TERM, MAX_LEASES, MAX_CLAIMS, max_expiries=expiries)
         self.naive = NaiveTable(BLOCK, TTL, CLAIM_TERM, MAX_LEASES, MAX_CLAIMS)
         self.blocks_made = 0
         self.ids_made = 0
         self.blocks_home: list[int] = []
+
+    def catch_up(self) -> None:
+        """Both know what has ended by now."""
+        self.table.advance(self.now)
+        while self.table.is_behind:
+            self.reached["behind"] += 1
+            self.table.advance(self.now)
+        self.naive.settle(self.now)
 
     def lease_id(self, pick: int) -> str:
         """Mostly a lease that is held, sometimes one that has ended or never was."""
@@ -183,8 +192,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule()
     def reclaim_the_least(self) -> None:
         """Live work needs memory, and takes what it will miss least."""
-        self.naive.settle(self.now)
-        self.table.advance(self.now)
+        self.catch_up()
         lease_id = self.table.least_worth()
         assert lease_id == self.naive.least_worth()
         if lease_id is not None:
@@ -214,8 +222,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule()
     def wake_at_the_next_deadline(self) -> None:
         """Nothing falls due before `next_deadline_ns`, and something does then."""
-        self.table.advance(self.now)
-        self.naive.settle(self.now)
+        self.catch_up()
         deadline = self.table.next_deadline_ns()
         if deadline is None:
             return
@@ -228,8 +235,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule()
     def take_freed(self) -> None:
         """Both let out the same leases in the same state; no block comes home twice, none under a claim."""
-        self.table.advance(self.now)
-        self.naive.settle(self.now)
+        self.catch_up()
         freed = self.table.take_freed()
         naive, self.naive.out = self.naive.out, []
         assert sorted((lease.lease_id, lease.state.value, lease.blocks) for lease in freed) == sorted(naive)
@@ -247,7 +253,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """After each step, references are conserved and the counts are those of a scan."""
         self.table.check_integrity()
         waiting = sum(len(group) for _, _, blocks in self.naive.out for group in blocks)
-        if self.now == self.naive.now == self.table._now_ns:
+        if self.now == self.naive.now == self.table._now_ns and not self.table.is_behind:
             assert self.table.held_blocks + waiting + len(self.blocks_home) == self.blocks_made
             assert self.table.claim_count() == len(self.naive.live_claims())
             held = [lease for lease in self.naive.leases if not lease.is_out]
@@ -255,7 +261,8 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.table.counts()[LeaseState.CLAIMED] == claimed
             assert len(self.table) == len(held)
             assert self.table.least_worth() == self.naive.least_worth()
-            assert self.table.held_block_ns(self.now) == self.naive.block_ns
+            late = self.table.held_block_ns(self.now) - self.naive.block_ns
+            assert late >= 0 if self.is_late else late == 0
 
     def teardown(self) -> None:
         """Time heals: at the end every block has come home."""

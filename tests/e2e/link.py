@@ -1,8 +1,8 @@
 """A bad link to one decode engine's control port: it loses, delays, repeats and reorders whole frames.
 
-Frames pass as they are, sealed by whoever sent them; the link opens them only to see what they are. What
-becomes of each is up to `weather`, which says when its copies arrive. A copy that overtakes another is what
-reordering is, and one that comes after its receiver's patience is what a late answer is.
+Frames pass as they are, sealed by whoever sent them; the link, which holds the secret, opens them only to see
+what they are. What becomes of each is up to `weather`, which says when its copies arrive. A copy that
+overtakes another is what reordering is; one that comes after its receiver's patience, what a late answer is.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import zmq
 
-from kvloop.control.transport import Transport, joined
+from kvloop.control.transport import Socket, Transport, joined
 from kvloop.errors import WireError
 from kvloop.wire.control import Message
 from kvloop.wire.handle import decode_handle, encode_handle
@@ -53,12 +53,12 @@ class Link:
         self.seen: list[Frame] = []
         self._key = key
         self._seal = Seal(key, "link")
-        self._context = zmq.Context()
+        self._context: zmq.Context[Socket] = zmq.Context()
         self._transport = Transport(self._context, self._seal.transport_secret())
         self._front = self._transport.open(zmq.ROUTER)
         self.port = self._front.bind_to_random_port(f"tcp://{HOST}")
         self._behind = f"tcp://{HOST}:{control_port}"
-        self._backs: dict[bytes, zmq.Socket[bytes]] = {}
+        self._backs: dict[bytes, Socket] = {}
         self._poller = zmq.Poller()
         self._poller.register(self._front, zmq.POLLIN)
         self._arrivals: list[tuple[float, int, Callable[[], object]]] = []
@@ -92,7 +92,7 @@ class Link:
         """How many frames of a kind have come."""
         return sum(isinstance(frame.message, kind) for frame in self.seen)
 
-    def _back(self, identity: bytes) -> "zmq.Socket[bytes]":
+    def _back(self, identity: bytes) -> Socket:
         back = self._backs.get(identity)
         if back is None:
             back = self._backs[identity] = self._transport.open(zmq.DEALER)
@@ -107,7 +107,7 @@ class Link:
             while self._arrivals and self._arrivals[0][0] <= time.monotonic():
                 heapq.heappop(self._arrivals)[2]()
 
-    def _take(self, ready: "zmq.Socket[bytes]") -> None:
+    def _take(self, ready: Socket) -> None:
         if ready is self._front:
             identity, *parts = self._front.recv_multipart()
             deliver = partial(self._back(identity).send_multipart, parts, zmq.NOBLOCK)
@@ -116,9 +116,8 @@ class Link:
             (identity,) = (known for known, back in self._backs.items() if back is ready)
             deliver = partial(self._front.send_multipart, (identity, *parts), zmq.NOBLOCK)
         try:
-            opened = self._seal.open(
-                joined(parts), time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
-            )
+            frame = joined(parts)
+            opened = self._seal.open(frame, time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
         except WireError:  # not for the link to judge
             deliver()
             return

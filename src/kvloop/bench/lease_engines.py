@@ -26,8 +26,8 @@ from kvloop.bench.lease_replay import Policy, Replay
 from kvloop.bench.report import Bound, Row, Target
 from kvloop.bench.trace import TraceSession, TraceTurn
 from kvloop.errors import UserError
-from kvloop.local.chat import TURN_TIMEOUT_S, served_model
-from kvloop.local.stack import Stack
+from kvloop.local.chat import TURN_TIMEOUT_S, return_misses, served_model
+from kvloop.local.stack import Router, Stack
 from kvloop.local.stack_config import StackConfig
 
 SPEED = 40
@@ -38,7 +38,7 @@ SHRINK = trace.UNIT_TOKENS // UNIT_TOKENS
 MAX_MODEL_LEN = 16_384
 MAX_UNITS = (MAX_MODEL_LEN - 1024) // UNIT_TOKENS
 TTL_S, TERM_S, INTERVAL_S, BREAK_EVEN_S = (seconds / SPEED for seconds in (480, 60, 20, 20))
-BLOCKS = 2_000
+BLOCKS = 6_000
 """Enough that memory is not short, as in the replay that is judged."""
 AMPLE_TOKENS = BLOCKS * trace.UNIT_TOKENS
 """As many blocks, in the replay's size."""
@@ -66,6 +66,7 @@ class Played:
     reused_tokens: int
     prompt_tokens: int
     held_block_s: float
+    misses: str
 
     @property
     def held_per_reused(self) -> float:
@@ -107,7 +108,7 @@ def measure(
     played, replayed = {}, {}
     for policy in (Policy.ADAPTIVE, Policy.FIXED):
         router = stack.add_router(policy.value, router_flags(policy))
-        played[policy] = _play(stack, router.url, chosen, f"{seed} {policy}", effort)
+        played[policy] = _play(stack, router, chosen, f"{seed} {policy}", effort)
         router.shut_down()
         replayed[policy] = Replay(chosen, policy, AMPLE_TOKENS, effort.start_within_s).run()
         say(f"{policy}: {played[policy]}")
@@ -164,7 +165,9 @@ def prompt_of(seed: str, session: str, units: Sequence[int]) -> list[int]:
     ]
 
 
-def _play(stack: Stack, url: str, sessions: Sequence[TraceSession], seed: str, effort: Effort) -> Played:
+def _play(
+    stack: Stack, router: Router, sessions: Sequence[TraceSession], seed: str, effort: Effort
+) -> Played:
     decode, model = stack.decode[0].url, served_model(stack.decode[0].url)
     before = counted(decode, HELD)
     began_s = time.monotonic()
@@ -183,7 +186,7 @@ def _play(stack: Stack, url: str, sessions: Sequence[TraceSession], seed: str, e
                 "ignore_eos": True,
                 "temperature": 0,
             }
-            turns.append((len(turn.units) * UNIT_TOKENS, _reused(url, body, session.name)))
+            turns.append((len(turn.units) * UNIT_TOKENS, _reused(router.url, body, session.name)))
         return turns
 
     with ThreadPoolExecutor(len(sessions)) as pool:
@@ -195,6 +198,7 @@ def _play(stack: Stack, url: str, sessions: Sequence[TraceSession], seed: str, e
         reused_tokens=sum(reused for _, reused in turns),
         prompt_tokens=sum(tokens for tokens, _ in turns),
         held_block_s=counted(decode, HELD) - before,
+        misses=return_misses(router.admin_url),
     )
 
 

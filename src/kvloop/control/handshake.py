@@ -18,6 +18,8 @@ from kvloop.control.transport import Socket
 logger = logging.getLogger("vllm.kvloop.control")
 
 LOG_EVERY_S = 10.0
+SURE_AFTER = 3
+"""Whoever restarts, or is cut off, hangs up once; ZMQ tries again every 0.1 s."""
 MAX_EVENTS_AT_ONCE = 100
 """Strangers make as many as they like; questions are heard in between."""
 
@@ -65,13 +67,15 @@ class Failures:
         """Somebody who asked us, at our `endpoint`, is none of ours."""
         self._report("somebody without this deployment's secret connected to the control port %s", endpoint)
 
-    def server(self, endpoint: str) -> None:
-        """Whom we asked, at `endpoint`, is none of ours, or takes us for none of theirs."""
-        self._report("the control port %s refuses connections: has it the same secret?", endpoint)
+    def server(self, endpoint: str, times: int) -> None:
+        """Whom we asked, at `endpoint`, is none of ours, or takes us for none of theirs, if it has hung up so
+        many times in a row."""
+        what = "the control port %s refuses connections: has it the same secret?"
+        self._report(what if times >= SURE_AFTER else None, endpoint)
 
-    def _report(self, what: str, endpoint: str) -> None:
+    def _report(self, what: str | None, endpoint: str) -> None:
         self._count()
         now_s = time.monotonic()
-        if now_s >= self._silent_until_s:
+        if what is not None and now_s >= self._silent_until_s:
             self._silent_until_s = now_s + LOG_EVERY_S
             logger.warning(what, endpoint)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import zmq
 
 from kvloop.control.address import Address, endpoint_of
-from kvloop.control.handshake import CLOSED, LEFT, OPENED, REFUSED, Failures, Monitor
+from kvloop.control.handshake import CLOSED, LEFT, OPENED, REFUSED, SURE_AFTER, Failures, Monitor
 from kvloop.control.transport import Socket, Transport
 
 MAX_PEERS = 256
@@ -35,6 +35,7 @@ class _Peer:
     monitor: Monitor
     used_s: float = 0.0
     down_since_s: float | None = None
+    hung_up: int = 0
 
     def close(self) -> None:
         self.monitor.close()
@@ -108,11 +109,12 @@ class Peers:
     def _hear_events(self, peer: _Peer) -> None:
         for event in peer.monitor.take():
             if event == OPENED:
-                peer.down_since_s = None
+                peer.down_since_s, peer.hung_up = None, 0
             elif event == CLOSED:
                 peer.down_since_s = peer.down_since_s or time.monotonic()
             else:
-                self._failures.server(endpoint_of(peer.address))
+                peer.hung_up += 1 if event == LEFT else SURE_AFTER
+                self._failures.server(endpoint_of(peer.address), peer.hung_up)
 
     def _close_oldest(self) -> None:
         _, oldest = self._peers.popitem(last=False)

@@ -11,9 +11,9 @@ The table is not thread-safe; its caller holds a lock around each call.
 """
 
 from kvloop.core.chain import Chain, matched_tokens
-from kvloop.core.deadline import Deadlines
-from kvloop.core.lease_claims import LiveClaims
-from kvloop.core.lease_state import FINAL, Claim, Lease
+from kvloop.core.lease_books import UNLIMITED as UNLIMITED
+from kvloop.core.lease_books import LeaseBooks
+from kvloop.core.lease_state import ENDING_REFUSALS, FINAL, Claim, Lease
 from kvloop.core.lease_state import TRANSITIONS as TRANSITIONS
 from kvloop.core.lease_state import Blocks as Blocks
 from kvloop.core.lease_state import ClaimGranted as ClaimGranted
@@ -22,44 +22,12 @@ from kvloop.core.lease_state import FreedLease as FreedLease
 from kvloop.core.lease_state import LeaseEvent as LeaseEvent
 from kvloop.core.lease_state import LeaseState as LeaseState
 from kvloop.core.lease_state import RefusalReason as RefusalReason
-from kvloop.core.lease_totals import GRANTED, HeldBlocks, LeaseTotals
-from kvloop.core.worth import UNRATED_CHANCE, WorthOrder, checked_chance
+from kvloop.core.lease_totals import GRANTED
+from kvloop.core.worth import UNRATED_CHANCE, checked_chance
 
 
-class LeaseTable:
+class LeaseTable(LeaseBooks):
     """All leases of one decode engine. Times are nanoseconds of one monotonic clock."""
-
-    def __init__(
-        self,
-        block_size: int,
-        ttl_ns: int,
-        claim_term_ns: int,
-        max_leases: int,
-        max_claims: int,
-        *,
-        incarnation: str = "",
-    ) -> None:
-        """`block_size` in tokens; `incarnation` is what claims must name (see `claim`)."""
-        if min(block_size, ttl_ns, claim_term_ns, max_leases, max_claims) <= 0:
-            raise ValueError("block size, terms and bounds must be positive")
-        self.block_size = block_size
-        self.ttl_ns = ttl_ns
-        self.claim_term_ns = claim_term_ns
-        self.max_leases = max_leases
-        self.incarnation = incarnation
-        self._leases: dict[str, Lease] = {}
-        self._claims = LiveClaims(max_claims)
-        self._lease_deadlines = Deadlines()
-        self._freed: list[FreedLease] = []
-        self._ended_total = {state: 0 for state in LeaseState if state in FINAL}
-        self._unclaimed = WorthOrder()
-        self._held = HeldBlocks()
-        self._now_ns = 0
-        self.totals = LeaseTotals()
-
-    def __len__(self) -> int:
-        """Leases that hold blocks."""
-        return len(self._leases)
 
     def grant(
         self,
@@ -79,7 +47,7 @@ class LeaseTable:
         be granted again once its lease has ended. ValueError for one in use, or too few blocks.
         """
         self.advance(now_ns)
-        if lease_id in self._leases:
+        if self._find(lease_id) is not None:
             raise ValueError(f"lease {lease_id!r} is there already")
         needed = -(-chain.token_count // self.block_size)
         if not blocks or (not exact_only and min(len(group) for group in blocks) < needed):
@@ -94,6 +62,8 @@ class LeaseTable:
         self._leases[lease_id] = lease
         self._unclaimed.put(lease)
         self._held.change(lease.block_count, self._now_ns)
+        while self.is_behind and len(self._leases) > self.max_leases:
+            self._expire()
         if len(self._leases) > self.max_leases:
             self.totals.not_held += 1
             self._end(lease, LeaseEvent.RECLAIM)
@@ -151,7 +121,7 @@ class LeaseTable:
         `chance`: what is thought of its return now, in permille; None leaves it.
         """
         self.advance(now_ns)
-        lease = self._leases.get(lease_id)
+        lease = self._find(lease_id)
         if lease is None or lease.ending is not None:
             self.totals.renewals_lost += 1
             return False
@@ -173,7 +143,7 @@ class LeaseTable:
         False for one that is gone, or has been dropped.
         """
         self.advance(now_ns)
-        if (lease := self._leases.get(lease_id)) is None:
+        if (lease := self._find(lease_id)) is None:
             return False
         lease.is_void |= is_over
         return self._end(lease, LeaseEvent.DROP)
@@ -181,6 +151,8 @@ class LeaseTable:
     def drop_all(self, now_ns: int) -> int:
         """Drop every lease, for what their blocks hold is void; how many that were."""
         self.advance(now_ns)
+        while self.is_behind:
+            self._expire()
         for lease in self._leases.values():
             lease.is_void = True
         return sum(self._end(lease, LeaseEvent.DROP) for lease in list(self._leases.values()))
@@ -188,91 +160,66 @@ class LeaseTable:
     def reclaim(self, lease_id: str, now_ns: int) -> bool:
         """End a lease because live work needs its memory. False if it is gone, or claimed."""
         self.advance(now_ns)
-        lease = self._leases.get(lease_id)
+        lease = self._find(lease_id)
         if lease is None or (lease.state, LeaseEvent.RECLAIM) not in TRANSITIONS:
             return False
         return self._end(lease, LeaseEvent.RECLAIM)
 
     def advance(self, now_ns: int) -> None:
         """Let deadlines up to `now_ns` pass. A time before one already seen counts as that one."""
-        if now_ns <= self._now_ns:  # what was due then has ended, and all that came since is due later
+        if now_ns <= self._now_ns and not self.is_behind:  # all that came since is due later
             return
-        self._now_ns = now_ns
+        self._now_ns = max(self._now_ns, now_ns)
         while (lease := self._claims.end_due(self._now_ns)) is not None:
             self._unclaim(lease)
-        while (lease_id := self._lease_deadlines.pop_due(self._now_ns)) is not None:
-            self._end(self._leases[lease_id], LeaseEvent.EXPIRE)
+        self._expire()
 
     def take_freed(self) -> list[FreedLease]:
         """The leases that have ended since the last call, each once: give their blocks back."""
         freed, self._freed = self._freed, []
         return freed
 
-    def next_deadline_ns(self) -> int | None:
-        """When `advance` will next have something to do, or None."""
-        pending = (self._lease_deadlines.next_ns(), self._claims.next_ns())
-        return min((deadline_ns for deadline_ns in pending if deadline_ns is not None), default=None)
-
-    def counts(self) -> dict[LeaseState, int]:
-        """Leases now granted and claimed; of the final states, how many leases ever ended so."""
-        granted = len(self._unclaimed)
-        live = {LeaseState.GRANTED: granted, LeaseState.CLAIMED: len(self._leases) - granted}
-        return live | self._ended_total
-
-    def claim_count(self) -> int:
-        """Live claims."""
-        return len(self._claims)
-
-    @property
-    def held_blocks(self) -> int:
-        """Block references held by leases; a block that two leases share counts twice."""
-        return self._held.count
-
     def held_block_ns(self, now_ns: int) -> int:
         """Block references held, times for how many nanoseconds, since the table was made."""
         self.advance(now_ns)
         return self._held.block_ns(self._now_ns)
 
-    def least_worth(self) -> str | None:
-        """The lease that could be reclaimed at the least expected loss (see `worth`), or None."""
-        return self._unclaimed.least()
-
     def state(self, lease_id: str) -> LeaseState | None:
         """GRANTED, CLAIMED, or None for a lease that is gone."""
-        return None if (lease := self._leases.get(lease_id)) is None else lease.state
+        return None if (lease := self._find(lease_id)) is None else lease.state
 
     def deadline_ns(self, lease_id: str) -> int | None:
         """When the lease's term ends unless it is renewed, or None for a lease that is gone."""
-        return None if (lease := self._leases.get(lease_id)) is None else lease.deadline_ns
-
-    def check_integrity(self) -> None:
-        """AssertionError where the table contradicts itself."""
-        self._lease_deadlines.check_integrity()
-        self._claims.check_integrity(self._leases)
-        for lease_id, lease in self._leases.items():
-            assert lease.state is (LeaseState.CLAIMED if lease.claim_ids else LeaseState.GRANTED)
-            assert lease.claim_ids or lease.ending is None, "a lease that should have ended is still there"
-            assert (lease_id in self._lease_deadlines) is (lease.ending is None)
-            assert lease.deadline_ns <= lease.last_use_ns + self.ttl_ns
-        self._unclaimed.check_integrity({key: one for key, one in self._leases.items() if not one.claim_ids})
-        assert self._held.count == sum(lease.block_count for lease in self._leases.values())
-        assert sum(self._ended_total.values()) + len(self._leases) == self.totals.granted
-        assert len(self._leases) <= self.max_leases
+        return None if (lease := self._find(lease_id)) is None else lease.deadline_ns
 
     def _refusal(self, lease_id: str, claim_id: str, incarnation: str) -> RefusalReason | None:
-        lease = self._leases.get(lease_id)
         if incarnation != self.incarnation:
             return RefusalReason.WRONG_INCARNATION
-        if lease is None:
+        if (lease := self._find(lease_id)) is None:
             return RefusalReason.UNKNOWN_LEASE
         if lease.ending is not None:
-            expiring = lease.ending is LeaseEvent.EXPIRE
-            return RefusalReason.EXPIRED if expiring else RefusalReason.RELEASED
+            return ENDING_REFUSALS[lease.ending]
         if claim_id in self._claims:
             return RefusalReason.DUPLICATE_CLAIM
         if self._claims.is_full:
             return RefusalReason.TOO_MANY_CLAIMS
         return None
+
+    def _find(self, lease_id: str) -> Lease | None:
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.ending is None and lease.deadline_ns <= self._now_ns:
+            self._end(lease, LeaseEvent.EXPIRE)
+            return self._leases.get(lease_id)
+        return lease
+
+    def _expire(self) -> None:
+        for _ in range(self._max_expiries):
+            lease_id = self._lease_deadlines.pop_due(self._now_ns)
+            if lease_id is None:
+                self.is_behind = False
+                return
+            self._end(self._leases[lease_id], LeaseEvent.EXPIRE)
+        self.is_behind = True
 
     def _unclaim(self, lease: Lease) -> None:
         if lease.claim_ids:

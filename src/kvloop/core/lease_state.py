@@ -63,6 +63,9 @@ class RefusalReason(StrEnum):
     MALFORMED = "malformed"
 
 
+ENDING_REFUSALS = {LeaseEvent.EXPIRE: RefusalReason.EXPIRED, LeaseEvent.DROP: RefusalReason.RELEASED}
+"""Of a lease that is only there for those who still read it."""
+
 Blocks = tuple[tuple[int, ...], ...]  # block ids, one tuple per KV cache group
 
 
