@@ -22,6 +22,10 @@ class Loop:
         """Events to come."""
         return len(self._heap)
 
+    def next_ns(self) -> int | None:
+        """When the next event happens, or None."""
+        return self._heap[0][0] if self._heap else None
+
     def at(self, time_ns: int, action: Action) -> None:
         """Let `action` happen at `time_ns`, or now, if that has passed."""
         self._planned += 1

@@ -98,17 +98,20 @@ class Send:
 class StartRead:
     """Begin to read another engine's blocks, which takes `takes_ns`; then tell `read_ended` what they held.
 
-    `request_id` is the handover's whose blocks these are, None for blocks under a claim. Reading is what it
-    is on real hardware: what lies there is copied, without anybody being asked.
+    `request_id` is the handover's whose blocks these are, None for blocks under the claim `claim_id`;
+    `reader` is the request here. Reading is what it is on real hardware: what lies there is copied, without
+    anybody being asked.
     """
 
     read_id: str
+    reader: str
     engine_id: str
     incarnation: str
     address: Address
     request_id: str | None
     blocks: tuple[int, ...]
     takes_ns: int
+    claim_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
