@@ -58,6 +58,8 @@ class Engine:
         self._arriving = Deadlines()
         self._batch = Batch(self)
         self._submitted = 0
+        self._next_ns: int | None = None
+        self._next_is_known = False
 
     def submit(self, request: Request, now_ns: int) -> None:
         """Take a request. ValueError for an id in use, no tokens, or more than the model takes."""
@@ -67,6 +69,7 @@ class Engine:
         if tokens + request.max_tokens > self.profile.limits.model_tokens:
             raise ValueError(f"{tokens} tokens and {request.max_tokens} more are too many")
         self._submitted += 1
+        self._next_is_known = False
         sequence = self._sequences[request_id] = Sequence(request, request.text, self._submitted)
         frontend = self.profile.frontend
         delay_ns = frontend.request_ns + tokens * frontend.token_ns
@@ -80,6 +83,7 @@ class Engine:
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return
+        self._next_is_known = False
         self._arriving.discard(request_id)
         self._batch.drop(sequence, now_ns)
         self.finish(sequence, Reason.ABORT, now_ns)
@@ -87,6 +91,7 @@ class Engine:
 
     def serve(self, message: Message, now_ns: int) -> Message:
         """Answer a peer; never waits for a step."""
+        self._next_is_known = False
         free = self.pool.free_count
         answer = self.leases.serve(message, now_ns, starved=self._batch.is_starved)
         self.leases.give_back(now_ns)
@@ -96,12 +101,14 @@ class Engine:
 
     def hear(self, tag: object, message: Message, now_ns: int) -> None:
         """An answer to a message that this engine sent with `tag`."""
+        self._next_is_known = False
         if isinstance(tag, Question):
             self.transfers.reads.hear(tag, message, now_ns)
             self._batch.kick(now_ns)
 
     def read_ended(self, read_id: str, contents: list[int] | None, now_ns: int) -> None:
         """A read that was begun has ended; `contents` are the cells that it brought, None if it failed."""
+        self._next_is_known = False
         sequence = self.transfers.ended(read_id, contents, now_ns)
         if sequence is not None:
             self._batch.requeue(sequence)
@@ -109,6 +116,7 @@ class Engine:
 
     def release_handover(self, request_id: str, now_ns: int) -> None:
         """Decode has read a prompt's blocks, or does not want them."""
+        self._next_is_known = False
         if self.transfers.handovers.release(request_id):
             self._batch.kick(now_ns)
 
@@ -118,7 +126,12 @@ class Engine:
             self._pass(due_ns)
 
     def next_ns(self) -> int | None:
-        """When `advance` will next have something to do, or None."""
+        """When `advance` will next have something to do, or None.
+
+        Asked far more often than it changes: it is worked out again after something was done.
+        """
+        if self._next_is_known:
+            return self._next_ns
         next_ns = self._batch.ends_ns
         for time_ns in (
             self._arriving.next_ns(),
@@ -127,6 +140,7 @@ class Engine:
         ):
             if time_ns is not None and (next_ns is None or time_ns < next_ns):
                 next_ns = time_ns
+        self._next_ns, self._next_is_known = next_ns, True
         return next_ns
 
     def take_events(self) -> list[Event]:
@@ -149,6 +163,7 @@ class Engine:
 
     def reset_prefix_cache(self, now_ns: int) -> None:
         """Forget what can be found, and end every lease, as after a change of weights."""
+        self._next_is_known = False
         self.leases.drop_all(now_ns)
         self.pool.reset_cache()
         self._batch.kick(now_ns)
@@ -205,6 +220,7 @@ class Engine:
 
     def _pass(self, now_ns: int) -> None:
         """Let what is due at `now_ns` happen."""
+        self._next_is_known = False
         while (request_id := self._arriving.pop_due(now_ns)) is not None:
             self._arrive(self._sequences[request_id], now_ns)
         for request_id in self.transfers.reads.book.advance(now_ns):

@@ -220,11 +220,13 @@ class EngineNode:
         hop = self.hops.pop(event.request_id, None)
         for checker in self.around.checkers:
             checker.finished(End(self, event, None if hop is None else hop.request))
-            if event.handle is not None and hop is not None:
-                handle = decode_handle(event.handle, self.around.key)
-                checker.retained(Kept(self, handle.lease_id, hop.request.salt))
-        if hop is not None:
-            self._tell(hop, event)
+        if hop is None:
+            return
+        if event.handle is not None and self.around.checkers:
+            lease_id = decode_handle(event.handle, self.around.key).lease_id
+            for checker in self.around.checkers:
+                checker.retained(Kept(self, lease_id, hop.request.salt))
+        self._tell(hop, event)
 
     def _tell(self, hop: Hop, event: Finished | None) -> None:
         """The end of a request; over a link that is cut, when it is mended (TCP sends again)."""

@@ -85,7 +85,9 @@ class World:
         self.is_calm = False  # faults are over, and what they left has had time to mend
         network = Network(self.loop, plan, Chance(plan.seed, "network"))
         self.census = Census()
-        made = [checker() for checker in (ALL if checkers is None else checkers)] + [self.census]
+        made = [checker() for checker in (ALL if checkers is None else checkers)]
+        if made:
+            made.append(self.census)
         self.around = Around(self.loop, network, self.trace, made, KEY, plan.sealed, self._failed)
         clocks = Chance(plan.seed, "clocks")
         profile = profile_of(plan, plan.prefill_blocks), profile_of(plan, plan.decode_blocks)
