@@ -5,6 +5,7 @@ that reads exactly its prompt would answer, and compares. A hostile one sends an
 names under its own tenant.
 """
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,13 +80,14 @@ class People:
         self.begun = 0
         self.turns = 0
         self.returned_tokens = 0
-        self.first_token_ns: list[int] = []
+        self.first_token_ns = array("q")
         self._plan = plan
         self._routers = routers
         self._chance = chance
         self._tell = tell
         self._cell_tokens = cell_size(plan.block_tokens)
         self._is_over = False
+        self._thinking = 0
         self._seen: list[_Talk] = []
         self._origins: dict[str, int] = {}
 
@@ -99,6 +101,11 @@ class People:
     def close_the_doors(self) -> None:
         """No further turn is begun; those under way are seen to their end."""
         self._is_over = True
+
+    @property
+    def are_through(self) -> bool:
+        """Whether everybody has come, and nobody comes back."""
+        return self.begun >= self._plan.conversations and not self.open and not self._thinking
 
     # A conversation.
 
@@ -236,10 +243,8 @@ class People:
         talk.served += 1
         if len(self._seen) < MAX_HELD:
             self._seen.append(_Talk(talk.name, talk.tenant, talk.history, talk.label, 0))
-        think_ms = self._plan.think_ms
-        if turn.ask.ending is not Ending.TOOL_CALLS:
-            think_ms *= 3
-        self.around.loop.after(self._chance.waiting(think_ms * MS), lambda: self._next(talk))
+        longer = 1 if turn.ask.ending is Ending.TOOL_CALLS else 3
+        self._think(talk, self._plan.think_ms * longer)
 
     def _leave(self, talk: _Talk, turn: Turn) -> None:
         """Lose interest in a turn."""
@@ -249,7 +254,17 @@ class People:
         turn.has_left = True
         if turn.router is not None:
             turn.router.give_up(f"{turn.name}~{turn.sent}")
-        self.around.loop.after(self._chance.waiting(self._plan.think_ms * MS), lambda: self._next(talk))
+        self._think(talk, self._plan.think_ms)
+
+    def _think(self, talk: _Talk, mean_ms: int) -> None:
+        """Come back after a while."""
+        self._thinking += 1
+
+        def come_back() -> None:
+            self._thinking -= 1
+            self._next(talk)
+
+        self.around.loop.after(self._chance.waiting(mean_ms * MS), come_back)
 
     def _origin(self, salt: str) -> int:
         found = self._origins.get(salt)

@@ -79,8 +79,8 @@ class RouterNode:
         self._link.begin(str(self._starts))
         self.filing = Filing(self.around, self.name, self._plan, self._link, self._clocks)
         engines = self.around.engines.values()
-        self._prefill = KnownEngines([node for node in engines if node.name[0] == "p"], self.now_ns)
-        self._decode = KnownEngines([node for node in engines if node.name[0] == "d"], self.now_ns)
+        self.prefill = KnownEngines([node for node in engines if node.name[0] == "p"], self.now_ns)
+        self.decode = KnownEngines([node for node in engines if node.name[0] == "d"], self.now_ns)
         self.around.note(self.name, "starts")
 
     def crash(self) -> None:
@@ -111,8 +111,8 @@ class RouterNode:
             found = self.filing.look_up(ask)
             preferred = None if found.match is None else found.match.turn.engine
             machine = self._make_turn(
-                self._prefill.choose,
-                lambda excluded, last: self._decode.choose(excluded, preferred, last_resort=last),
+                self.prefill.choose,
+                lambda excluded, last: self.decode.choose(excluded, preferred, last_resort=last),
                 found.match is not None,
             )
             run = self.runs[name] = _Run(name, ask, found, machine, reply)
@@ -144,10 +144,10 @@ class RouterNode:
             handle = match.turn.handle.decode() if step.with_handle and match is not None else None
             if self.around.handles and self._chance.permille(self._plan.confused):
                 handle = self._chance.pick(self.around.handles)
-            self._send(run, self._prefill[step.engine], Kind.PREFILL, handle)
+            self._send(run, self.prefill[step.engine], Kind.PREFILL, handle)
         elif isinstance(step, Decode):
             with_handover = step.with_handover and run.handover is not None
-            self._send(run, self._decode[step.engine], Kind.DECODE if with_handover else Kind.ALONE, None)
+            self._send(run, self.decode[step.engine], Kind.DECODE if with_handover else Kind.ALONE, None)
         else:
             self._end(run, Reply(b"", step.why))
 

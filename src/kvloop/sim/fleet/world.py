@@ -49,7 +49,7 @@ class Outcome:
     virtual_ns: int
     trace: Trace
     where: str = ""
-    first_token_ns: list[int] = field(default_factory=list)
+    first_token_ns: Sequence[int] = ()
     census: Counter[str] = field(default_factory=Counter)
 
     @property
