@@ -129,6 +129,9 @@ class Batch:
 
     def _begin(self, now_ns: int) -> None:
         """Put the next step together, if there is anything to do."""
+        if not self._running and not self._waiting:
+            self._blocked = None
+            return
         while True:
             parts, budget, preempted = self._continue(now_ns)
             self._blocked = None

@@ -101,8 +101,8 @@ class Engine:
 
     def hear(self, tag: object, message: Message, now_ns: int) -> None:
         """An answer to a message that this engine sent with `tag`."""
-        self._next_is_known = False
         if isinstance(tag, Question):
+            self._next_is_known = False
             self.transfers.reads.hear(tag, message, now_ns)
             self._batch.kick(now_ns)
 
@@ -136,7 +136,8 @@ class Engine:
         for time_ns in (
             self._arriving.next_ns(),
             self.leases.table.next_deadline_ns(),
-            *self.transfers.next_times_ns(),
+            self.transfers.reads.book.next_deadline_ns(),
+            self.transfers.handovers.next_ns(),
         ):
             if time_ns is not None and (next_ns is None or time_ns < next_ns):
                 next_ns = time_ns
@@ -145,6 +146,8 @@ class Engine:
 
     def take_events(self) -> list[Event]:
         """What has happened since the last call, in order."""
+        if not self._events:
+            return []
         events = self._events.copy()
         self._events.clear()
         return events

@@ -34,7 +34,7 @@ def mixed(*states: int) -> int:
 class Text:
     """Tokens, as bytes, with the states of memory that was filled with their KV."""
 
-    __slots__ = ("_chain_root", "_count", "_data", "_seed", "_segments", "_states", "cell_tokens", "origin")
+    __slots__ = ("_chain_root", "_data", "_seed", "_segments", "_states", "cell_tokens", "count", "origin")
 
     def __init__(self, data: bytes | bytearray, origin: int, cell_tokens: int) -> None:
         """`data`: four bytes a token. `cell_tokens`: see `memory`. ValueError for a torn token."""
@@ -43,7 +43,7 @@ class Text:
         self.origin = origin
         self.cell_tokens = cell_tokens
         self._data = bytearray(data)
-        self._count = len(data) // TOKEN_BYTES
+        self.count = len(data) // TOKEN_BYTES
         self._seed: int | None = None
         self._states: list[int] = []
         self._chain_root = b""
@@ -51,7 +51,7 @@ class Text:
 
     def __len__(self) -> int:
         """Tokens."""
-        return self._count
+        return self.count
 
     def copy(self) -> "Text":
         """The same text, to be grown by somebody else."""
@@ -65,7 +65,7 @@ class Text:
         if len(data) % TOKEN_BYTES:
             raise ValueError(f"{len(data)} bytes are no whole number of tokens")
         self._data += data
-        self._count = len(self._data) // TOKEN_BYTES
+        self.count = len(self._data) // TOKEN_BYTES
         self._seed = None
 
     def data(self, start_token: int = 0, end_token: int | None = None) -> bytes:

@@ -5,7 +5,7 @@ the engine that computed it (its handover). Either way the request waits with it
 bytes are there (`loads`), or starts over where they are not usable.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from kvloop.sim.config import EngineConfig
 from kvloop.sim.handovers import Handovers
@@ -113,11 +113,6 @@ class Transfers:
         if reason is Reason.ABORT or request.hop is not Hop.PREFILL:
             return turn, None
         return turn, self.handovers.hold(sequence, sequence.cached, now_ns)
-
-    def next_times_ns(self) -> Iterator[int | None]:
-        """When claims lapse and handovers are given up."""
-        yield self.reads.book.next_deadline_ns()
-        yield self.handovers.next_ns()
 
     def check_integrity(self) -> None:
         """AssertionError where a part contradicts itself."""

@@ -28,6 +28,8 @@ CAUGHT = {
     "retention_that_does_not_yield": (2, "RetentionYields"),
     "retention_that_yields_a_block_too_few": (2, "RetentionYields"),
     "deadline_not_kept": (0, "ReadersHoldClaims"),
+    "deadline_counted_from_the_answer": (544, "ReadersHoldClaims"),
+    "margin_not_taken_off": (46, "ReadersHoldClaims"),
     "grant_not_checked": (1, "NeverAWrongToken"),
     "fence_left_out": (8, "LateReadsAreFenced"),
     "soft_lease_not_compared": (2, "NeverAWrongToken"),

@@ -18,10 +18,14 @@ class Clocks:
 
     def monotonic_ns(self, true_ns: int) -> int:
         """What the monotonic clock shows."""
+        if not self.slow_ppm:
+            return self.began_ns + true_ns
         return self.began_ns + true_ns * (PPM - self.slow_ppm) // PPM
 
     def true_ns(self, monotonic_ns: int) -> int:
         """When it will show at least that."""
+        if not self.slow_ppm:
+            return monotonic_ns - self.began_ns
         return -(-(monotonic_ns - self.began_ns) * PPM // (PPM - self.slow_ppm))
 
     def wall_ms(self, true_ns: int) -> int:

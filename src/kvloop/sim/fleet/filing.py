@@ -5,7 +5,8 @@ The calls are those of the router's own shell, in the same order; no rule stands
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvloop.core.handle import LeaseRef
 from kvloop.core.keeper import Keeper, KeeperTimes, SendDrop
@@ -27,8 +28,7 @@ MAX_KEYS, MAX_BYTES = 400_000, 128 << 20  # the router's own bounds
 MODEL = "sim"
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """A client's turn as a router sees it.
 
     `units`: a digest for each message. `salt`: the tenant's, for the engines' caches. `keep_ms`: the client's
@@ -49,8 +49,7 @@ class Ask:
     keep_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A turn's keys, and the turn that it goes on from."""
 
     content: list[bytes]

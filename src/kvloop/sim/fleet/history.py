@@ -6,7 +6,8 @@ written out when it is needed. An answer that goes back unchanged is, token for 
 """
 
 import hashlib
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvloop.sim.answer import STOP_TOKEN, answer_tokens
 from kvloop.sim.text import TOKEN_BYTES
@@ -15,8 +16,7 @@ USER, ASSISTANT, SYSTEM = b"<|us", b"<|as", b"<|sy"
 UNIT_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One message: whose, the seed of its content, and how many tokens that has, from which on.
 
     The content of an answer is the answer that the model gives to that seed; the first `skipped` tokens may

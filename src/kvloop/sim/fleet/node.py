@@ -144,7 +144,8 @@ class EngineNode:
             return
         message = opened.message
         reply = engine.serve(message, self.now_ns())
-        self.around.note(self.name, "answers", source, _short(message), _short(reply))
+        if self.around.trace.is_on:
+            self.around.note(self.name, "answers", source, _short(message), _short(reply))
         for checker in self.around.checkers:
             checker.served(Service(self, message, reply))
             if isinstance(message, Claim) and isinstance(reply, Granted):
@@ -161,7 +162,8 @@ class EngineNode:
         if self.is_stopped:
             self._waiting.append(lambda: self._do(action))
             return
-        was_idle = engine.is_idle
+        checkers = self.around.checkers
+        was_idle = bool(checkers) and engine.is_idle
         try:
             engine.advance(self.now_ns())
             action(engine)
@@ -170,7 +172,7 @@ class EngineNode:
             return
         for event in engine.take_events():
             self._carry_out(engine, event)
-        for checker in self.around.checkers:
+        for checker in checkers:
             checker.acted(Act(self, was_idle, woken))
         self._plan_to_wake(engine)
 
@@ -236,7 +238,8 @@ class EngineNode:
 
     def _send(self, engine: Engine, event: Send) -> None:
         target = event.address[0]
-        self.around.note(self.name, "asks", target, _short(event.message))
+        if self.around.trace.is_on:
+            self.around.note(self.name, "asks", target, _short(event.message))
 
         def hear(frame: Frame) -> None:
             def take(running: Engine) -> None:

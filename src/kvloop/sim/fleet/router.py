@@ -5,8 +5,11 @@ What to do next is the router's own turn machine's to say (see `turns`); what a 
 with it.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvloop.sim.fleet.around import Around, Correspondent
 from kvloop.sim.fleet.chance import Chance
@@ -23,8 +26,7 @@ from kvloop.sim.request import Hop as Kind
 PREFILL_TIMEOUT_NS = 60 * S
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """What a client gets: the answer's tokens, and why there are no more, if there should be.
 
     `body`: the bytes that the answer comes in. `turn`: prefill's account. `first_ns`: when the first token
@@ -55,6 +57,10 @@ class _Run:
     first_ns: int = 0
     is_over: bool = False
 
+    def waits_for(self, hop: int) -> bool:
+        """Whether this hop is under way."""
+        return not self.is_over and self.hops == hop and self.engine is not None
+
 
 class RouterNode:
     """One router's machine."""
@@ -70,6 +76,8 @@ class RouterNode:
         self._link = Correspondent(around, name, clocks)
         self._chance = Chance(plan.seed, name)
         self._starts = 0
+        self._watched: deque[tuple[int, _Run, int]] = deque()
+        self._is_watching = False
         self.start()
 
     def start(self) -> None:
@@ -173,7 +181,7 @@ class RouterNode:
             """Only while this router runs and this hop is the turn's last."""
 
             def guarded() -> None:
-                if not run.is_over and run.hops == number and run.engine is known:
+                if run.waits_for(number):
                     self._guarded(action)
 
             return guarded
@@ -190,7 +198,32 @@ class RouterNode:
         self.around.note(self.name, "sends", run.request_id, engine.name, "handle" if handle else "")
         network.hop(self.name, engine.name, if_current(lambda: engine.ask(hop, unreached)), unreached)
         if is_prefill:
-            self.around.loop.after(PREFILL_TIMEOUT_NS, if_current(lambda: self._timed_out(run)))
+            self._watch(run)
+
+    def _watch(self, run: _Run) -> None:
+        """See to it that this hop does not last for ever: all last as long, so the first is due first."""
+        self._forget_watched()
+        due_ns = self.around.loop.now_ns + PREFILL_TIMEOUT_NS
+        self._watched.append((due_ns, run, run.hops))
+        if not self._is_watching:
+            self._is_watching = True
+            self.around.loop.at(due_ns, self._look_at_watched)
+
+    def _forget_watched(self) -> None:
+        """Hops that are over, up to the first one that is not."""
+        watched = self._watched
+        while watched and not watched[0][1].waits_for(watched[0][2]):
+            watched.popleft()
+
+    def _look_at_watched(self) -> None:
+        self._forget_watched()
+        while self._watched and self._watched[0][0] <= self.around.loop.now_ns:
+            run = self._watched.popleft()[1]
+            self._guarded(lambda run=run: self._timed_out(run))  # type: ignore[misc]
+            self._forget_watched()
+        self._is_watching = bool(self._watched)
+        if self._watched:
+            self.around.loop.at(self._watched[0][0], self._look_at_watched)
 
     def _first(self, run: _Run) -> None:
         run.first_ns = run.first_ns or self.around.loop.now_ns

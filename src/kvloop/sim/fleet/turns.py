@@ -4,9 +4,10 @@ That machine stands in `kvloop.router`, which this layer does not import: whoeve
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from msgspec import Struct
 
 
 class Trouble(Enum):
@@ -17,24 +18,21 @@ class Trouble(Enum):
     ANSWERED = "answered"
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(Struct, frozen=True):
     """Ask this engine for the prompt; `with_handle`: to be read back from the turn that was found."""
 
     engine: str
     with_handle: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(Struct, frozen=True):
     """Ask this engine for the answer; `with_handover`: with what prefill left."""
 
     engine: str
     with_handover: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """There is no way left."""
 
     why: str
