@@ -10,7 +10,6 @@ from collections.abc import Callable
 from kvloop.local.fleet_turns import RouterTurn
 from kvloop.sim import command as engine_command
 from kvloop.sim.fleet import command as fleet_command
-from kvloop.sim.fleet import growth
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine_command.add_arguments(part("engine", "one engine behind HTTP", engine_command.run))
     fleet_command.add_fleet_arguments(
         part("fleet", "a whole fleet in virtual time", lambda args: fleet_command.run_fleet(args, RouterTurn))
-    )
-    growth.add_arguments(
-        part("growth", "what a router costs as a fleet grows", lambda args: growth.run(args, RouterTurn))
     )
     fleet_command.add_replay_arguments(
         part("replay", "a seed again, and its end", lambda args: fleet_command.run_replay(args, RouterTurn))

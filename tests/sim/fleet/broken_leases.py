@@ -13,13 +13,13 @@ from tests.sim.fleet.runs import mutation
 # Proofs.
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def claim_granted_without_proof(patch: pytest.MonkeyPatch) -> None:
     """Everything that is asked for is granted."""
     patch.setattr(lease, "matched_tokens", lambda held, wanted: min(held.token_count, wanted.token_count))
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def claim_granted_by_length(patch: pytest.MonkeyPatch) -> None:
     """Segments are counted, not compared."""
 
@@ -29,7 +29,7 @@ def claim_granted_by_length(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease, "matched_tokens", counted)
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def proof_rounded_up(patch: pytest.MonkeyPatch) -> None:
     """A segment more than is proven."""
     honest = chain.matched_tokens
@@ -42,7 +42,7 @@ def proof_rounded_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease, "matched_tokens", generous)
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def tail_not_compared(patch: pytest.MonkeyPatch) -> None:
     """What is left over after the last whole segment is taken to be the same."""
     honest = chain.matched_tokens
@@ -55,7 +55,7 @@ def tail_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease, "matched_tokens", careless)
 
 
-@mutation
+@mutation("TenantsAreApart")
 def tenant_root_left_out(patch: pytest.MonkeyPatch) -> None:
     """The salt is not part of the chain's root."""
     honest = chain.root_digest
@@ -66,7 +66,7 @@ def tenant_root_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "root_digest", blind)
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def segments_not_chained(patch: pytest.MonkeyPatch) -> None:
     """Only the last segment of a prefix is compared, and it does not depend on those before."""
     from kvloop.sim import text
@@ -95,7 +95,7 @@ def segments_not_chained(patch: pytest.MonkeyPatch) -> None:
 # Leases and claims.
 
 
-@mutation
+@mutation("ReadersHoldClaims")
 def lease_reclaimed_under_a_claim(patch: pytest.MonkeyPatch) -> None:
     """Live work takes blocks that somebody reads."""
     honest = LeaseTable.reclaim
@@ -112,7 +112,7 @@ def lease_reclaimed_under_a_claim(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "least_worth", any_lease)
 
 
-@mutation
+@mutation("ReadersHoldClaims")
 def lease_dropped_under_a_claim(patch: pytest.MonkeyPatch) -> None:
     """A router's drop ends the claims, too."""
     honest = LeaseTable.drop
@@ -126,7 +126,7 @@ def lease_dropped_under_a_claim(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "drop", hasty)
 
 
-@mutation
+@mutation("ReadersHoldClaims")
 def lease_expires_under_a_claim(patch: pytest.MonkeyPatch) -> None:
     """The end of its term frees a lease that is being read."""
     honest = LeaseTable._end
@@ -140,7 +140,7 @@ def lease_expires_under_a_claim(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "_end", punctual)
 
 
-@mutation
+@mutation("BlocksBalance")
 def claim_that_never_ends(patch: pytest.MonkeyPatch) -> None:
     """A reader that does not come back holds its blocks for ever."""
     honest = LeaseTable.claim
@@ -154,18 +154,24 @@ def claim_that_never_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "claim", endless)
 
 
-@mutation
+@mutation("BlocksBalance")
 def lease_given_back_twice(patch: pytest.MonkeyPatch) -> None:
-    """The blocks of an ended lease come out a second time."""
+    """The blocks of an ended lease are freed a second time, wherever somebody else holds them."""
+    honest = leases.Leases.give_back
 
-    def twice(table: LeaseTable) -> list[lease.FreedLease]:
-        freed, table._freed = table._freed, []
-        return [*freed, *freed[:1]]
+    def twice(self: leases.Leases, now_ns: int) -> int:
+        self.table.advance(now_ns)
+        ended = [block for one in self.table._freed for group in one.blocks for block in group]
+        count = honest(self, now_ns)
+        for block in ended:
+            if self._pool.is_held(block):
+                self._pool.free([block])
+        return count
 
-    patch.setattr(LeaseTable, "take_freed", twice)
+    patch.setattr(leases.Leases, "give_back", twice)
 
 
-@mutation
+@mutation("BlocksBalance")
 def lease_never_given_back(patch: pytest.MonkeyPatch) -> None:
     """Of several leases that end at once one is lost."""
 
@@ -176,7 +182,7 @@ def lease_never_given_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "take_freed", some)
 
 
-@mutation
+@mutation("TermsEnd")
 def term_that_is_not_kept(patch: pytest.MonkeyPatch) -> None:
     """A lease lasts three times as long as was said."""
     honest = LeaseTable.grant
@@ -193,7 +199,7 @@ def term_that_is_not_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "check_integrity", lambda _: None)
 
 
-@mutation
+@mutation("TermsEnd")
 def renewal_beyond_the_ttl(patch: pytest.MonkeyPatch) -> None:
     """Whoever renews a lease is taken to use it."""
     honest = LeaseTable.renew
@@ -207,7 +213,7 @@ def renewal_beyond_the_ttl(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "renew", used)
 
 
-@mutation
+@mutation("IdleIsIdle")
 def engine_that_polls(patch: pytest.MonkeyPatch) -> None:
     """As long as anything is leased the engine wakes up every 10 ms to look."""
     honest = LeaseTable.next_deadline_ns

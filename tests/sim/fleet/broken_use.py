@@ -21,13 +21,13 @@ from tests.sim.fleet.runs import mutation
 # Live work.
 
 
-@mutation
+@mutation("RetentionYields")
 def retention_that_does_not_yield(patch: pytest.MonkeyPatch) -> None:
     """Leases keep their blocks whatever live work needs."""
     patch.setattr(leases.Leases, "make_room", lambda self, _, now_ns: self.give_back(now_ns))
 
 
-@mutation
+@mutation("RetentionYields")
 def retention_that_yields_a_block_too_few(patch: pytest.MonkeyPatch) -> None:
     """One block less than is needed is made free."""
     honest = leases.Leases.make_room
@@ -37,7 +37,7 @@ def retention_that_yields_a_block_too_few(patch: pytest.MonkeyPatch) -> None:
 # Reads.
 
 
-@mutation
+@mutation("ReadersHoldClaims")
 def deadline_not_kept(patch: pytest.MonkeyPatch) -> None:
     """Prefill takes a claim to last ten times as long as it does."""
     honest = ReadBook.on_granted
@@ -49,7 +49,7 @@ def deadline_not_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadBook, "on_granted", patient)
 
 
-@mutation
+@mutation("ReadersHoldClaims")
 def deadline_counted_from_the_answer(patch: pytest.MonkeyPatch) -> None:
     """A claim's time is counted from when the grant came, not from when it was asked for."""
     honest = ReadBook.on_granted
@@ -63,7 +63,7 @@ def deadline_counted_from_the_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadBook, "on_granted", late)
 
 
-@mutation
+@mutation("ReadersHoldClaims")
 def margin_not_taken_off(patch: pytest.MonkeyPatch) -> None:
     """Two clocks are taken to run at one rate."""
     honest = ReadBook.__init__
@@ -75,14 +75,14 @@ def margin_not_taken_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadBook, "__init__", exact)
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def grant_not_checked(patch: pytest.MonkeyPatch) -> None:
     """Prefill believes whatever decode grants; decode grants a segment more than it has proven."""
     proof_rounded_up(patch)
     patch.setattr(claim, "_is_plausible", lambda *_: True)
 
 
-@mutation
+@mutation("LateReadsAreFenced")
 def fence_left_out(patch: pytest.MonkeyPatch) -> None:
     """The blocks of a late read are free as soon as its request has given up waiting."""
     honest = Loads.end
@@ -104,7 +104,7 @@ def fence_left_out(patch: pytest.MonkeyPatch) -> None:
 # What has ended.
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def soft_lease_not_compared(patch: pytest.MonkeyPatch) -> None:
     """The blocks of an ended lease are taken to hold what they held."""
     honest = SoftTable.surviving
@@ -115,20 +115,20 @@ def soft_lease_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SoftTable, "surviving", trusting)
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def soft_lease_without_proof(patch: pytest.MonkeyPatch) -> None:
     """An ended lease is had again for whatever is asked for."""
     patch.setattr(soft, "matched_tokens", lambda held, wanted: min(held.token_count, wanted.token_count))
     patch.setattr(lease, "matched_tokens", lambda held, wanted: min(held.token_count, wanted.token_count))
 
 
-@mutation
+@mutation("NeverAWrongToken")
 def cache_that_does_not_forget(patch: pytest.MonkeyPatch) -> None:
     """A block that is handed out is still found under its old name."""
     patch.setattr(BlockPool, "_forget", lambda *_: None)
 
 
-@mutation
+@mutation("BlocksBalance")
 def block_freed_twice(patch: pytest.MonkeyPatch) -> None:
     """A preempted request gives its first block back once too often."""
     honest = batch.Batch._preempt_last
@@ -147,7 +147,7 @@ def block_freed_twice(patch: pytest.MonkeyPatch) -> None:
 # The router.
 
 
-@mutation
+@mutation("TenantsAreApart")
 def tenant_left_out_of_the_lookup(patch: pytest.MonkeyPatch) -> None:
     """The router finds everybody's turns."""
     keys, name = filing.content_keys, filing.name_key
@@ -155,13 +155,13 @@ def tenant_left_out_of_the_lookup(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(filing, "name_key", lambda key, _, model, one: name(key, "", model, one))
 
 
-@mutation
+@mutation("BlocksBalance")
 def use_that_is_never_over(patch: pytest.MonkeyPatch) -> None:
     """A turn that has ended is taken to need its lease still."""
     patch.setattr(Keeper, "done", lambda *_: None)
 
 
-@mutation
+@mutation("BlocksBalance")
 def superseded_turns_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A keeper that does not forget what its TTL has passed for."""
     honest = Keeper._look_at
@@ -173,13 +173,13 @@ def superseded_turns_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "_look_at", keeping)
 
 
-@mutation
+@mutation("BlocksBalance")
 def lineage_that_loses_count(patch: pytest.MonkeyPatch) -> None:
     """A turn that others have taken keys from stays in the table for ever."""
     patch.setattr(LineageTable, "_forget", lambda *_: None)
 
 
-@mutation
+@mutation("ClientsSeeNoMetadata")
 def handle_shown_to_the_client(patch: pytest.MonkeyPatch) -> None:
     """The event that carries the handle is passed on where a piece of the stream begins with it."""
     honest = talk.HandleFilter._line
@@ -191,13 +191,13 @@ def handle_shown_to_the_client(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(talk.HandleFilter, "_line", showing)
 
 
-@mutation
+@mutation("ClientsSeeNoMetadata")
 def metadata_taken_from_the_client(patch: pytest.MonkeyPatch) -> None:
     """A request that brings block metadata is served like any other."""
     patch.setattr(talk, "read_generation", lambda *_: None)
 
 
-@mutation
+@mutation("TensorsGoDirectly")
 def router_that_reads(patch: pytest.MonkeyPatch) -> None:
     """A router claims blocks itself."""
     from kvloop.core.chain import build_chain, root_digest
@@ -217,7 +217,7 @@ def router_that_reads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(filing.Filing, "file", curious)
 
 
-@mutation
+@mutation("LossCostsTime")
 def turn_that_gives_up(patch: pytest.MonkeyPatch) -> None:
     """A turn whose prefill fails is answered with an error, although decode alone could serve it."""
     from kvloop.sim.fleet.turns import Refuse

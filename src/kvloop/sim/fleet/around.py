@@ -65,18 +65,19 @@ class Correspondent:
         if self.around.sealed:
             self._seal = Seal(self.around.key, f"{self.name}/{incarnation}")
 
-    def ask(self, target: str, message: Message, tag: object, hear: Answer) -> bytes:
-        """Send a question; `hear` gets the frame of its answer. The question's nonce."""
+    def ask(self, target: str, message: Message, tag: object, hear: Answer | None) -> bytes:
+        """Send a question, and return its nonce. `hear` gets its answer's frame; None: nobody waits."""
         around, network = self.around, self.around.network
         frame, nonce = self.sealed(message)
-        self._questions[nonce] = tag
+        if hear is not None:
+            self._questions[nonce] = tag
         if len(self._questions) > MAX_QUESTIONS:
             self._questions.popitem(last=False)
         node = around.engines.get(target)
         if node is not None:
 
             def answer(reply: Frame) -> None:
-                network.frame(target, self.name, lambda: hear(reply))
+                network.frame(target, self.name, lambda: hear(reply) if hear is not None else None)
 
             network.frame(self.name, target, lambda: node.receive(self.name, frame, answer))
         return nonce
@@ -108,3 +109,10 @@ class Correspondent:
             return None
         tag = self._questions.pop(opened.reply_to, None)
         return None if tag is None else (tag, opened.message)
+
+
+def named(message: Message) -> str:
+    """A message's kind and its first field."""
+    fields = message.__struct_fields__
+    first = getattr(message, fields[0]) if fields else ""
+    return f"{type(message).__name__}({first})" if not isinstance(first, list) else type(message).__name__

@@ -77,12 +77,17 @@ def run_fleet(args: argparse.Namespace, make_turn: MakeTurn) -> int:
     first = int.from_bytes(os.urandom(4)) if args.seed is None else args.seed
     failed, census, turns = 0, Counter[str](), 0
     for seed in range(first, first + args.count):
-        outcome = World(plan_of(seed, args.settings), make_turn).run()
+        plan = plan_of(seed, args.settings)
+        if args.count == 1:
+            _say_plan(plan)
+        outcome = World(plan, make_turn).run()
         _say(_line(outcome))
         turns += outcome.turns
         census += outcome.census
         if not outcome.held:
             failed += 1
+            if args.count > 1:
+                _say_plan(plan)
             _say(f"  to see it: kvloop sim replay {seed}" + "".join(f" --set {one}" for one in args.settings))
     if args.census:
         for name, count in sorted(census.items()):
@@ -95,9 +100,8 @@ def run_fleet(args: argparse.Namespace, make_turn: MakeTurn) -> int:
 def run_replay(args: argparse.Namespace, make_turn: MakeTurn) -> int:
     """Run one seed and show its plan and its end; the exit status."""
     world = World(plan_of(args.seed, args.settings), make_turn, kept_lines=max(1, args.lines))
+    _say_plan(world.plan)
     outcome = world.run()
-    for line in outcome.plan.lines():
-        _say(line)
     for line in outcome.trace.lines:
         _say(line)
     _say(_line(outcome))
@@ -117,6 +121,11 @@ def _line(outcome: Outcome) -> str:
         f"{outcome.virtual_ns / 1e9:.0f} s, {outcome.events:,} events, "
         f"trace {outcome.trace.digest()}: {found}"
     )
+
+
+def _say_plan(plan: Plan) -> None:
+    for line in plan.lines():
+        _say(line)
 
 
 def _place(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from kvloop.sim.config import EngineConfig
 from kvloop.sim.engine import Engine
-from kvloop.sim.fleet.around import Answer, Around, Correspondent, Frame
+from kvloop.sim.fleet.around import Answer, Around, Correspondent, Frame, named
 from kvloop.sim.fleet.clocks import Clocks
 from kvloop.sim.fleet.network import REFUSED_NS
 from kvloop.sim.fleet.watch import Act, Asking, End, Grant, Hunger, Kept, Reading, Service
@@ -17,7 +17,7 @@ from kvloop.sim.memory import torn
 from kvloop.sim.profile import Profile
 from kvloop.sim.reads import Question
 from kvloop.sim.request import Event, Finished, ReadDone, Request, Sampled, Send, StartRead, Starved
-from kvloop.wire.control import Claim, Granted, Message
+from kvloop.wire.control import Claim, Granted
 from kvloop.wire.handle import decode_handle
 
 Ended = Callable[[Finished | None, bytes], None]
@@ -145,7 +145,7 @@ class EngineNode:
         message = opened.message
         reply = engine.serve(message, self.now_ns())
         if self.around.trace.is_on:
-            self.around.note(self.name, "answers", source, _short(message), _short(reply))
+            self.around.note(self.name, "answers", source, named(message), named(reply))
         for checker in self.around.checkers:
             checker.served(Service(self, message, reply))
             if isinstance(message, Claim) and isinstance(reply, Granted):
@@ -239,7 +239,7 @@ class EngineNode:
     def _send(self, engine: Engine, event: Send) -> None:
         target = event.address[0]
         if self.around.trace.is_on:
-            self.around.note(self.name, "asks", target, _short(event.message))
+            self.around.note(self.name, "asks", target, named(event.message))
 
         def hear(frame: Frame) -> None:
             def take(running: Engine) -> None:
@@ -249,7 +249,8 @@ class EngineNode:
 
             self._do(take)
 
-        nonce = self.link.ask(target, event.message, event.tag or "", hear)
+        waits = isinstance(event.tag, Question)
+        nonce = self.link.ask(target, event.message, event.tag, hear if waits else None)
         if isinstance(event.tag, Question):
             hop = self.hops.get(event.tag.request_id)
             for checker in self.around.checkers:
@@ -293,10 +294,3 @@ class EngineNode:
     def release(self, request_id: str) -> None:
         """Another engine has read a handover of this one's, or does not want it."""
         self._do(lambda engine: engine.release_handover(request_id, self.now_ns()))
-
-
-def _short(message: Message) -> str:
-    """A message's kind and its first field."""
-    fields = message.__struct_fields__
-    first = getattr(message, fields[0]) if fields else ""
-    return f"{type(message).__name__}({first})" if not isinstance(first, list) else type(message).__name__

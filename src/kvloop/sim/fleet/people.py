@@ -103,9 +103,14 @@ class People:
         self._is_over = True
 
     @property
+    def alive(self) -> int:
+        """Conversations that wait for an answer, or will come back."""
+        return len(self.open) + self._thinking
+
+    @property
     def are_through(self) -> bool:
         """Whether everybody has come, and nobody comes back."""
-        return self.begun >= self._plan.conversations and not self.open and not self._thinking
+        return self.begun >= self._plan.conversations and not self.alive
 
     # A conversation.
 
