@@ -66,7 +66,7 @@ class Outcome:
 
 
 class World:
-    """One run. `checkers` None: all of them."""
+    """One run. `checkers` None: all of them. `profile`: every engine's, in place of what the plan says."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class World:
         make_turn: MakeTurn,
         *,
         checkers: Sequence[type[Checker]] | None = None,
+        profile: Profile | None = None,
         traced: bool = True,
         kept_lines: int = KEPT_LINES,
     ) -> None:
@@ -90,12 +91,11 @@ class World:
             made.append(self.census)
         self.around = Around(self.loop, network, self.trace, made, KEY, plan.sealed, self._failed)
         clocks = Chance(plan.seed, "clocks")
-        profile = profile_of(plan, plan.prefill_blocks), profile_of(plan, plan.decode_blocks)
+        shapes = {"p": profile_of(plan, plan.prefill_blocks), "d": profile_of(plan, plan.decode_blocks)}
         for role, count in (("p", plan.prefill), ("d", plan.decode)):
             for number in range(count):
                 config = config_of(plan, f"{role}{number}")
-                shape = profile[0] if role == "p" else profile[1]
-                node = EngineNode(self.around, config, shape, clocks_of(plan, clocks))
+                node = EngineNode(self.around, config, profile or shapes[role], clocks_of(plan, clocks))
                 self.around.engines[node.name] = node
         self.routers = [
             RouterNode(self.around, f"r{number}", plan, make_turn, clocks_of(plan, clocks))
