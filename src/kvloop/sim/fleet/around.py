@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvloop.errors import WireError
 from kvloop.sim.fleet.clocks import Clocks
 from kvloop.sim.fleet.network import Network
+from kvloop.sim.fleet.plan import MS
 from kvloop.sim.fleet.trace import Trace
 from kvloop.sim.fleet.watch import Checker
 from kvloop.sim.loop import Loop
@@ -96,8 +97,11 @@ class Correspondent:
         if isinstance(frame, Opened):
             return frame
         assert self._seal is not None
+        true_ns = self.around.loop.now_ns
         try:
-            return self._seal.open(frame, self._clocks.wall_ms(self.around.loop.now_ns))
+            return self._seal.open(
+                frame, self._clocks.wall_ms(true_ns), self._clocks.monotonic_ns(true_ns) // MS
+            )
         except WireError as error:
             self.around.note(self.name, "drops a frame:", error)
             return None
