@@ -70,7 +70,7 @@ def speed_rows(conversations: int) -> list[Row]:
     say(f"{SPEED_ROUNDS} rounds of {conversations:,} conversations on {SPEED_ENGINES} engines")
     per_minute: list[float] = []
     for seed in range(SPEED_ROUNDS):
-        plan = replace(plan_of(SPEED_ENGINES, conversations), seed=seed, arrive_ms=40)
+        plan = replace(plan_of(SPEED_ENGINES, conversations), seed=seed, arrive_ms=40, tenants=10)
         world = World(plan, RouterTurn, checkers=(), traced=False)
         took_s = _cpu_s(lambda world=world: run_through(world))  # type: ignore[misc]
         per_minute.append(60 * world.people.turns / took_s)

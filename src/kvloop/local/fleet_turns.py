@@ -3,6 +3,8 @@
 The simulation stands beside the router and imports nothing of it; this is where the two meet.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection
 
 from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn

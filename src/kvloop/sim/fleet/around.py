@@ -1,5 +1,7 @@
 """What all parties of a run share, and how they talk: frames under a seal, questions and their answers."""
 
+from __future__ import annotations
+
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +40,7 @@ class Around:
     key: bytes
     sealed: bool
     failed: Callable[[str, Exception], None]
-    engines: "dict[str, EngineNode]" = field(default_factory=dict)
+    engines: dict[str, EngineNode] = field(default_factory=dict)
     handles: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_HANDLES))
 
     def note(self, who: str, what: str, *more: object) -> None:

@@ -3,6 +3,8 @@
 The calls are those of the router's own shell, in the same order; no rule stands here.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Sequence
 

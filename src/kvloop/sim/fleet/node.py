@@ -4,6 +4,8 @@ While a process is stopped its clocks run, what is sent to it waits, and its mem
 card asks no process.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -5,6 +5,8 @@ that reads exactly its prompt would answer, and compares. A hostile one sends an
 names under its own tenant.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass

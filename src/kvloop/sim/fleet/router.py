@@ -5,6 +5,8 @@ What to do next is the router's own turn machine's to say (see `turns`); what a 
 with it.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
