@@ -49,8 +49,8 @@ def main(words: list[str] | None = None) -> int:
             rows += million_rows(MILLION // (100 if args.quick else 1))
         if "growth" in args.parts:
             for engines in fleet_growth.SIZES[:3] if args.quick else fleet_growth.SIZES:
-                say(f"a router in front of {engines:,} engines")
                 sizes.append(fleet_growth.measure(engines))
+                say(f"a router in front of {engines:,} engines: {sizes[-1].turns:,} turns")
             rows += growth_rows(sizes)
     except KeyboardInterrupt:
         failures.append("the rest: interrupted")

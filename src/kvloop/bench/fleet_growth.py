@@ -21,7 +21,10 @@ from kvloop.sim.fleet.world import World
 
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)
 CONVERSATIONS_PER_ENGINE = 20
-MAX_CONVERSATIONS = 4000  # at 10,000 engines a choice takes milliseconds, and a turn makes two
+MAX_CONVERSATIONS = 4000
+MAX_CANDIDATES = (
+    8_000_000  # conversations times engines: each choice looks at every engine, and a turn makes two
+)
 T = TypeVar("T")
 
 
@@ -83,7 +86,7 @@ def run_through(world: World) -> None:
 
 def measure(engines: int) -> Size:
     """One run."""
-    wanted = min(MAX_CONVERSATIONS, CONVERSATIONS_PER_ENGINE * engines)
+    wanted = min(MAX_CONVERSATIONS, CONVERSATIONS_PER_ENGINE * engines, MAX_CANDIDATES // engines)
     world = World(plan_of(engines, wanted), RouterTurn, checkers=(), traced=False)
     router, people = world.routers[0], world.people
     finds, chooses = Stopwatch(), Stopwatch()
