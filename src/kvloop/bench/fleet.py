@@ -48,18 +48,18 @@ def main(words: list[str] | None = None) -> int:
         if "million" in args.parts:
             rows += million_rows(MILLION // (100 if args.quick else 1))
         if "growth" in args.parts:
+            sys.stdout.write(fleet_growth.HEADER)
             for engines in fleet_growth.SIZES[:3] if args.quick else fleet_growth.SIZES:
                 sizes.append(fleet_growth.measure(engines))
-                say(f"a router in front of {engines:,} engines: {sizes[-1].turns:,} turns")
+                sys.stdout.write(fleet_growth.table_line(sizes[-1]))
+                sys.stdout.flush()
             rows += growth_rows(sizes)
     except KeyboardInterrupt:
         failures.append("the rest: interrupted")
     finally:
         gc.enable()
-    if sizes:
-        sys.stdout.write("\n" + fleet_growth.as_table(sizes))
-        if args.plot is not None:
-            args.plot.write_text(fleet_growth.as_plot(sizes))
+    if sizes and args.plot is not None:
+        args.plot.write_text(fleet_growth.as_plot(sizes))
     minutes = (time.monotonic() - began_s) / 60
     heading = f"The fleet simulation, and a router as its fleet grows. Measured in {minutes:.0f} minutes."
     return conclude(heading, rows, failures, {"minutes": minutes}, args.json)

@@ -21,7 +21,7 @@ from kvloop.sim.fleet.world import World
 
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)
 CONVERSATIONS_PER_ENGINE = 20
-MAX_CONVERSATIONS = 4000
+MAX_CONVERSATIONS = 1500
 MAX_CANDIDATES = (
     8_000_000  # conversations times engines: each choice looks at every engine, and a turn makes two
 )
@@ -145,19 +145,15 @@ class Stopwatch:
         return taken[len(taken) // 2] / 1000, taken[len(taken) * 99 // 100] / 1000
 
 
-_HEADER = (
+HEADER = (
     "| engines | conversations | turns | find a turn, µs (p99) | choose an engine, µs (p99) "
     "| control frames a turn | a second | router's state, KiB | a turn, bytes | leases kept |\n"
     "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
 )
 
 
-def as_table(sizes: Sequence[Size]) -> str:
-    """The sizes in Markdown."""
-    return _HEADER + "".join(map(_line, sizes))
-
-
-def _line(size: Size) -> str:
+def table_line(size: Size) -> str:
+    """A size as a line of the table, in Markdown."""
     find, find_99 = size.find_us
     chosen, chosen_99 = size.choose_us
     return (
