@@ -139,7 +139,7 @@ class Batch:
                 self._admit(parts, budget, now_ns)
             if parts:
                 break
-            if not self._unlock():
+            if not preempted and not self._unlock():
                 return
         host = self._host
         step_ns = host.profile.step.takes_ns([(count, sequence.start) for sequence, count in parts])

@@ -92,6 +92,9 @@ class TermsEnd(Checker):
         and not beyond the TTL."""
         message, answer = service.message, service.answer
         if isinstance(message, Claim):
+            self._used_ns[message.lease_id] = max(
+                self._used_ns.get(message.lease_id, 0), service.node.now_ns()
+            )
             self._extend(service.node, message.lease_id, service.node.now_ns() + self._term_ns)
         if not isinstance(message, Renew) or not isinstance(answer, Renewed):
             return
