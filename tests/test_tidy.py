@@ -106,6 +106,14 @@ def test_documented_commands_exist(path: Path) -> None:
             assert name in COMMANDS, name
             parser = argparse.ArgumentParser(prog=f"kvloop {name}")
             COMMANDS[name].prepare(parser)
-            known = {flag for action in parser._actions for flag in action.option_strings}
+            parts = [
+                part
+                for action in parser._actions
+                if isinstance(action, argparse._SubParsersAction)
+                for part in action.choices.values()
+            ]
+            known = {
+                flag for one in (parser, *parts) for action in one._actions for flag in action.option_strings
+            }
             if name != "engine":  # every other flag of an engine is vLLM's
                 assert set(re.findall(r"(?<!\S)(--[a-z-]+)", rest)) <= known

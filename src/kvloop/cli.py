@@ -53,11 +53,10 @@ def _route(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, lis
 
 
 def _sim(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
-    from kvloop.sim import command
+    from kvloop.local import simulation
 
-    parts = parser.add_subparsers(dest="part", required=True, metavar="PART", help="what to run")
-    command.add_arguments(parts.add_parser("engine", help="one engine", allow_abbrev=False))
-    return lambda args, _: command.run(args)
+    simulation.add_arguments(parser)
+    return lambda args, _: simulation.run(args)
 
 
 def _keygen(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:

@@ -1,7 +1,5 @@
 """The simulated engine: what is answered, when, and that no block is ever lost."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
@@ -313,7 +311,7 @@ def test_a_client_may_ask_to_keep_nothing() -> None:
     """Without `retain`, and without a hop at all, no handle comes."""
     world = pair()
     assert world.turn("a", tokens(300), retain=False)[1].handle is None
-    world.submit("d", replace(Request("b", world.text(tokens(300)), 4), ends_at=100))
+    world.submit("d", msgspec.structs.replace(Request("b", world.text(tokens(300)), 4), ends_at=100))
     world.run()
     assert world.finished["b"].handle is None
     assert world.engines["d"].leases.table.held_blocks == 0

@@ -10,11 +10,18 @@ class Deadlines(KeyHeap[int]):
 
     def next_ns(self) -> int | None:
         """The earliest deadline, or None."""
+        heap = self._heap
+        if not heap:
+            return None
+        if self._entries.get(heap[0][2]) is heap[0]:  # asked far more often than anything changes
+            return heap[0][0]
         least = self.least()
         return None if least is None else least[0]
 
     def pop_due(self, now_ns: int) -> str | None:
         """Take out the earliest key whose deadline is `now_ns` or before; None if there is none."""
+        if not self._heap:
+            return None
         least = self.least()
         if least is None or least[0] > now_ns:
             return None

@@ -66,8 +66,9 @@ class KeyHeap(Generic[Rank]):
     def least(self) -> tuple[Rank, str] | None:
         """The least rank and its key, or None."""
         while self._heap:
-            rank, _, key = self._heap[0]
-            if self._entries.get(key) is self._heap[0]:
+            top = self._heap[0]
+            rank, _, key = top
+            if self._entries.get(key) is top:
                 return rank, key
             if (len(self._heap) - len(self._entries)) * _BULK_SHARE > len(self._heap):
                 self._rebuild()

@@ -20,6 +20,7 @@ from kvloop.sim.profile import Profile
 from kvloop.sim.request import Reason
 from kvloop.sim.sequence import Sequence, Stage
 from kvloop.sim.tables import BlockTables
+from kvloop.sim.transfers import Transfers
 
 
 class Host(Protocol):
@@ -30,6 +31,7 @@ class Host(Protocol):
     memory: Memory
     pool: BlockPool
     tables: BlockTables
+    transfers: Transfers
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter."""
@@ -39,12 +41,6 @@ class Host(Protocol):
 
     def sampled(self, sequence: Sequence, data: bytes) -> None:
         """Tokens of an answer."""
-
-    def wanted(self, sequence: Sequence, local: int, now_ns: int) -> int | None:
-        """Tokens to read from another engine beyond `local` ones; None while that is not known."""
-
-    def begin_load(self, sequence: Sequence, now_ns: int) -> None:
-        """Blocks are there: read what is wanted into those behind the local ones."""
 
     def finish(self, sequence: Sequence, reason: Reason, now_ns: int) -> None:
         """A request has ended."""
@@ -133,6 +129,9 @@ class Batch:
 
     def _begin(self, now_ns: int) -> None:
         """Put the next step together, if there is anything to do."""
+        if not self._running and not self._waiting:
+            self._blocked = None
+            return
         while True:
             parts, budget, preempted = self._continue(now_ns)
             self._blocked = None
@@ -140,7 +139,7 @@ class Batch:
                 self._admit(parts, budget, now_ns)
             if parts:
                 break
-            if not self._unlock():
+            if not preempted and not self._unlock():
                 return
         host = self._host
         step_ns = host.profile.step.takes_ns([(count, sequence.start) for sequence, count in parts])
@@ -201,7 +200,7 @@ class Batch:
         host = self._host
         found = host.tables.cached(sequence)
         local = len(found) * self._limits.block_tokens
-        wanted = host.wanted(sequence, local, now_ns)
+        wanted = host.transfers.wanted(sequence, local, now_ns)
         if wanted is None:
             return False
         host.tables.begin(sequence, found)
@@ -212,7 +211,7 @@ class Batch:
             host.tables.give_up(sequence)
             return False
         if wanted:
-            host.begin_load(sequence, now_ns)
+            host.transfers.begin(sequence, now_ns)
         return True
 
     def _block(self, sequence: Sequence, tokens: int) -> None:

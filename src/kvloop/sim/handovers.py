@@ -1,5 +1,7 @@
 """Prompts that are computed and wait for decode: their blocks are held until it has read them, or a bound."""
 
+from collections.abc import Iterator
+
 from kvloop.core.deadline import Deadlines
 from kvloop.sim.config import EngineConfig
 from kvloop.sim.pool import BlockPool
@@ -61,6 +63,10 @@ class Handovers:
     def references(self) -> int:
         """Holds on blocks."""
         return sum(map(len, self._held.values()))
+
+    def holdings(self) -> Iterator[tuple[str, list[int]]]:
+        """Each request's blocks."""
+        yield from self._held.items()
 
     def check_integrity(self) -> None:
         """AssertionError for a handover that would be held for ever."""

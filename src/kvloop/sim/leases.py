@@ -57,6 +57,7 @@ class Leases:
         self._model = model
         self._limit_blocks = pool.blocks * config.max_retained_permille // 1000
         self._roots: dict[str, bytes] = {}
+        self.revived = 0  # leases that had ended and are held again
         self._named = 0  # leases and claims: their ids are never used twice
 
     def root(self, salt: str) -> bytes:
@@ -177,7 +178,7 @@ class Leases:
         found = self.soft.surviving(lease_id, wanted, self._is_unchanged)
         if found is not None:
             chain, blocks = found
-            self._take(lease_id, chain, blocks[0], now_ns)
+            self.revived += self._take(lease_id, chain, blocks[0], now_ns)
 
     def _is_unchanged(self, block: int, proof: Hashable) -> bool:
         return self._pool.proof(block) == proof

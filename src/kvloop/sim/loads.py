@@ -73,6 +73,11 @@ class Loads:
             self._pool.free(load.targets)
         return load
 
+    def targets(self, read_id: str) -> frozenset[int]:
+        """The blocks that a read under way writes to."""
+        load = self._loads.get(read_id)
+        return frozenset() if load is None else frozenset(load.targets)
+
     def orphaned_references(self) -> int:
         """Holds on blocks by reads that nobody waits for."""
         return sum(len(load.targets) for load in self._loads.values() if load.sequence is None)

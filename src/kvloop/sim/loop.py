@@ -22,6 +22,10 @@ class Loop:
         """Events to come."""
         return len(self._heap)
 
+    def next_ns(self) -> int | None:
+        """When the next event happens, or None."""
+        return self._heap[0][0] if self._heap else None
+
     def at(self, time_ns: int, action: Action) -> None:
         """Let `action` happen at `time_ns`, or now, if that has passed."""
         self._planned += 1
@@ -29,7 +33,9 @@ class Loop:
 
     def after(self, delay_ns: int, action: Action) -> None:
         """Let `action` happen in so many nanoseconds."""
-        self.at(self.now_ns + delay_ns, action)
+        self._planned += 1
+        now_ns = self.now_ns
+        heapq.heappush(self._heap, (now_ns + delay_ns if delay_ns > 0 else now_ns, self._planned, action))
 
     def step(self) -> bool:
         """Let the next event happen. False if there is none."""

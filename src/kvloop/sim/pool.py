@@ -35,6 +35,10 @@ class BlockPool:
         """What the block is: how often it was handed out, and the name of what it holds."""
         return self._handed_out[block], self._name_of.get(block)
 
+    def is_held(self, block: int) -> bool:
+        """Whether anybody holds the block."""
+        return block in self._holders
+
     def take(self, count: int) -> list[int] | None:
         """Hold `count` blocks that nobody holds, and forget what they had; None if there are not so many."""
         if count > self.free_count:

@@ -4,8 +4,9 @@ Whoever drives an engine (an HTTP server, a simulation's event heap) carries the
 requests in, events out. Times are nanoseconds of the engine's own monotonic clock.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from kvloop.sim.text import Text
 from kvloop.wire.control import Message
@@ -29,8 +30,7 @@ class Reason(StrEnum):
     ABORT = "abort"
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
+class Handover(Struct, frozen=True):
     """Where prefill keeps a prompt's KV until decode has read it. `cached_tokens`: of its turn's account."""
 
     engine_id: str
@@ -42,8 +42,7 @@ class Handover:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One prompt. `salt` as in vLLM's `cache_salt`; `hop` None: nobody will come back for it.
 
     `handle` is the text to read back from; `handover` is where to pull the prompt from; `retain` False asks
@@ -61,8 +60,7 @@ class Request:
     ends_at: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(Struct, frozen=True):
     """Tokens of an answer, four bytes each, and how many prompt tokens had not to be computed here."""
 
     request_id: str
@@ -70,8 +68,7 @@ class Sampled:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """A request has ended. `turn`, `handover`: prefill's account and its blocks; `handle`: decode's.
 
     `wrong`: at some time it computed from KV that was not its own tokens'.
@@ -85,8 +82,7 @@ class Finished:
     handle: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a control message; an answer comes back to `hear` with `tag`, None wants none."""
 
     address: Address
@@ -94,25 +90,26 @@ class Send:
     tag: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class StartRead:
+class StartRead(Struct, frozen=True):
     """Begin to read another engine's blocks, which takes `takes_ns`; then tell `read_ended` what they held.
 
-    `request_id` is the handover's whose blocks these are, None for blocks under a claim. Reading is what it
-    is on real hardware: what lies there is copied, without anybody being asked.
+    `request_id` is the handover's whose blocks these are, None for blocks under the claim `claim_id`;
+    `reader` is the request here. Reading is what it is on real hardware: what lies there is copied, without
+    anybody being asked.
     """
 
     read_id: str
+    reader: str
     engine_id: str
     incarnation: str
     address: Address
     request_id: str | None
     blocks: tuple[int, ...]
     takes_ns: int
+    claim_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadDone:
+class ReadDone(Struct, frozen=True):
     """Tell prefill that its handover is not needed any more."""
 
     engine_id: str
@@ -120,8 +117,7 @@ class ReadDone:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Starved:
+class Starved(Struct, frozen=True):
     """A request has to wait for blocks, or lost its own, while so many are free."""
 
     request_id: str

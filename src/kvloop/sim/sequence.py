@@ -44,12 +44,13 @@ class Sequence:
     @property
     def start(self) -> int:
         """The first token that the next step computes: the last one again, where all are there."""
-        return min(self.computed, len(self.text) - 1)
+        last = self.text.count - 1
+        return self.computed if self.computed < last else last
 
     @property
     def left(self) -> int:
         """Tokens that have to be computed before the next one can be sampled."""
-        return len(self.text) - self.start
+        return self.text.count - self.start
 
     @property
     def reason(self) -> Reason | None:

@@ -34,7 +34,7 @@ def mixed(*states: int) -> int:
 class Text:
     """Tokens, as bytes, with the states of memory that was filled with their KV."""
 
-    __slots__ = ("_chain_root", "_data", "_segments", "_states", "cell_tokens", "origin")
+    __slots__ = ("_chain_root", "_data", "_seed", "_segments", "_states", "cell_tokens", "count", "origin")
 
     def __init__(self, data: bytes | bytearray, origin: int, cell_tokens: int) -> None:
         """`data`: four bytes a token. `cell_tokens`: see `memory`. ValueError for a torn token."""
@@ -43,13 +43,15 @@ class Text:
         self.origin = origin
         self.cell_tokens = cell_tokens
         self._data = bytearray(data)
+        self.count = len(data) // TOKEN_BYTES
+        self._seed: int | None = None
         self._states: list[int] = []
         self._chain_root = b""
         self._segments = b""
 
     def __len__(self) -> int:
         """Tokens."""
-        return len(self._data) // TOKEN_BYTES
+        return self.count
 
     def copy(self) -> "Text":
         """The same text, to be grown by somebody else."""
@@ -63,6 +65,8 @@ class Text:
         if len(data) % TOKEN_BYTES:
             raise ValueError(f"{len(data)} bytes are no whole number of tokens")
         self._data += data
+        self.count = len(self._data) // TOKEN_BYTES
+        self._seed = None
 
     def data(self, start_token: int = 0, end_token: int | None = None) -> bytes:
         """The tokens from `start_token` up to `end_token`, as bytes."""
@@ -71,7 +75,9 @@ class Text:
 
     def seed(self) -> int:
         """Decides what a model that reads this text answers. The salt has no part in it: it is no token."""
-        return _digest(bytes(self._data))
+        if self._seed is None:
+            self._seed = _digest(self._data)
+        return self._seed
 
     def states(self, cells: int) -> list[int]:
         """The states after the first 1, 2, ... `cells` whole cells."""
@@ -107,5 +113,5 @@ class Text:
         return Chain(root, segments, rest.tail, tokens)
 
 
-def _digest(data: bytes) -> int:
+def _digest(data: bytes | bytearray) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=STATE_BYTES).digest())

@@ -8,6 +8,7 @@ version that our key authenticates is told from garbage, so that an operator see
 
 import binascii
 import hmac
+from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -54,11 +55,12 @@ class _Fields(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 
 _FIELD_NAMES = _Fields.__struct_fields__
+_values_of = attrgetter(*_FIELD_NAMES)
 
 
 def encode_handle(handle: Handle, key: bytes) -> str:
     """The handle's text. HandleError if a field is out of bounds, or all of them together are too long."""
-    fields = _Fields(*(getattr(handle, name) for name in _FIELD_NAMES))
+    fields = _Fields(*_values_of(handle))
     try:
         body = msgspec.msgpack.encode(fields)
     except (TypeError, ValueError, OverflowError) as error:  # no integer of 64 bits, or no Unicode
@@ -91,7 +93,7 @@ def decode_handle(text: str, key: bytes) -> Handle:
     if version != HANDLE_VERSION:
         raise HandleError("version")
     fields = _checked_fields(body)
-    return Handle(*(getattr(fields, name) for name in _FIELD_NAMES))
+    return Handle(*msgspec.structs.astuple(fields))
 
 
 def _checked_fields(body: bytes) -> _Fields:
