@@ -15,6 +15,7 @@ Nothing here reads a clock, waits, or draws a number; the same calls give the sa
 from collections.abc import Iterator
 
 from kvloop.core.deadline import Deadlines
+from kvloop.core.lease import LeaseState
 from kvloop.sim.batch import Batch
 from kvloop.sim.config import EngineConfig
 from kvloop.sim.leases import Leases
@@ -203,7 +204,8 @@ class Engine:
 
     def starved(self, sequence: Sequence, missing: int) -> None:
         """A request waits for so many blocks, or has lost its own."""
-        self._events.append(Starved(sequence.request.request_id, missing))
+        unclaimed = self.leases.table.counts()[LeaseState.GRANTED]
+        self._events.append(Starved(sequence.request.request_id, missing, unclaimed))
 
     def sampled(self, sequence: Sequence, data: bytes) -> None:
         """Tokens of an answer."""

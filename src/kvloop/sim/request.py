@@ -118,10 +118,12 @@ class ReadDone(Struct, frozen=True):
 
 
 class Starved(Struct, frozen=True):
-    """A request has to wait for blocks, or lost its own, while so many are free."""
+    """A request has to wait for blocks, or lost its own, while so many leases are unclaimed: what has ended
+    by the time that somebody hears of it is not in it."""
 
     request_id: str
     missing_blocks: int
+    unclaimed_leases: int
 
 
 Event = Sampled | Finished | Send | StartRead | ReadDone | Starved

@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvloop.core.lease import LeaseState
 from kvloop.sim.fleet.watch import Act, Checker, End, Hunger, Kept, Service
 from kvloop.wire.control import Claim, Renew
 
@@ -16,13 +15,10 @@ class RetentionYields(Checker):
 
     def starved(self, hunger: Hunger) -> None:
         """Whoever waits has nobody to take from."""
-        engine = hunger.node.engine
-        assert engine is not None
-        unclaimed = engine.leases.table.counts()[LeaseState.GRANTED]
-        if unclaimed:
-            name = hunger.node.name
-            who = hunger.event.request_id
-            self.fail(f"{who} waits on {name} while {unclaimed} unclaimed leases hold blocks")
+        event = hunger.event
+        if event.unclaimed_leases:
+            what = f"while {event.unclaimed_leases} unclaimed leases hold blocks"
+            self.fail(f"{event.request_id} waits on {hunger.node.name} {what}")
 
 
 class IdleIsIdle(Checker):
