@@ -7,7 +7,7 @@ import pytest
 
 from kvloop.connector import readback as module
 from kvloop.connector.metadata import KvloopMetadata
-from kvloop.connector.readback import MARGIN_NS, ReadBack
+from kvloop.connector.readback import MARGIN_NS, MAX_QUESTIONS, ReadBack
 from kvloop.connector.tally import Tally
 from kvloop.core.handle import HANDLE_VERSION, Handle
 from kvloop.wire.control import Claim, Failed, Granted, Message, Refused, Release
@@ -221,6 +221,43 @@ def test_a_grant_that_comes_too_late_is_released(reads: Any, channel: Channel, c
     assert reads.decide(request, 0) == (0, False)
     assert channel.take() == RELEASED
     assert reason(reads, request) == "no_reply"
+
+
+def test_a_grant_counts_from_when_it_came(reads: Any, channel: Channel, clock: Clock) -> None:
+    """However late the scheduler comes to look at it: another request's step may take seconds."""
+    request = granted(reads, channel)
+    clock.now_ns += 2 * S
+    assert reads.decide(request, 0) == (100, True)
+
+
+def test_a_claim_that_lapsed_in_the_queue_is_asked_for_again(
+    reads: Any, channel: Channel, clock: Clock
+) -> None:
+    """When the request's turn has come, and with a new deadline; what is still owed is released once."""
+    request = granted(reads, channel)
+    clock.now_ns += 6 * S
+    assert reads.decide(request, 0) == (None, False)
+    reply(reads, asked(channel), grant(claim_id="second"))
+    assert reads.decide(request, 0) == (100, True)
+    reads.order(request, [1] * 7)
+    meta = KvloopMetadata()
+    reads.add_orders(meta)
+    assert meta.deadlines_ns["r"] == clock.now_ns + 5 * S - MARGIN_NS
+    reads.end("r", failed=False)
+    assert channel.take() == [(DECODE, Release("second"), None)]
+    assert reads.leave(request)["returned_tokens"] == 100
+
+
+def test_claims_that_end_before_they_begin_are_not_asked_for_forever(reads: Any, channel: Channel) -> None:
+    """A decode engine that grants for no time at all makes a request compute."""
+    request = granted(reads, channel, grant(term_ms=0))
+    questions = 1
+    while reads.decide(request, 0) == (None, False):
+        (question,) = [sent[2] for sent in channel.take() if isinstance(sent[1], Claim)]
+        reply(reads, question, grant(term_ms=0, claim_id=f"c{questions}"))
+        questions += 1
+    assert questions == MAX_QUESTIONS
+    assert reason(reads, request) == "deadline"
 
 
 def test_a_grant_after_the_request_has_gone_is_released_where_it_was_granted(

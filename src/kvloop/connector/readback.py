@@ -1,31 +1,45 @@
 """Prefill's side of the loop: ask decode what is the same, and read back exactly that.
 
 One `ReadBook` entry per request that brought a handle; the book is the state machine, this file gives it
-the request, the clock and the channel. Replies arrive on the control thread and are only queued there, so
-that the book needs no lock: the scheduler's thread takes them when it next asks.
+the request, the clock and the channel. Replies arrive on the control thread and are only queued there, with
+the time, so that the book needs no lock: the scheduler's thread takes them when it next asks.
+
+A request asks as soon as it arrives, and may then stand in vLLM's queue for longer than its claim lasts. To
+compute it all would make the queue longer still, for those behind it, too. So a claim that lapsed before its
+request's turn came is asked for again, when it has come.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
 from kvloop.connector.identity import IdentityOf, media_of
 from kvloop.connector.metadata import KvloopMetadata
+from kvloop.connector.read import Question, Read
 from kvloop.connector.settings import NS_PER_MS, Settings
 from kvloop.connector.tally import KEPT, Tally
 from kvloop.connector.turn import Turn
 from kvloop.control.address import Address
 from kvloop.control.channel import ControlChannel
 from kvloop.core.chain import Chain, build_chain, root_digest
-from kvloop.core.claim import Keep, Pending, ReadBook, ReadState, Ready, Recompute, SendClaim, SendRelease
+from kvloop.core.claim import (
+    Keep,
+    Pending,
+    ReadBook,
+    ReadState,
+    Ready,
+    Recompute,
+    RecomputeReason,
+    SendClaim,
+    SendRelease,
+)
 from kvloop.core.handle import Handle
 from kvloop.errors import HandleError
-from kvloop.wire.control import Claim, Granted, Message, Refused, Release, Source
+from kvloop.wire.control import Claim, Granted, Message, Refused, Release
 from kvloop.wire.handle import decode_handle
 
 if TYPE_CHECKING:
@@ -42,26 +56,10 @@ MARGIN_NS = 100_000_000
 """Taken off every claim's term: a deadline is kept by a worker that looks once a step."""
 
 
-class _Question(NamedTuple):
-    """What a reply is the answer to."""
-
-    request_id: str
-    ask_id: int
-    address: Address
-
-
-@dataclass(slots=True)
-class _Read:
-    turn: Turn
-    handle: Handle | None = None
-    source: Source | None = None
-    waited: bool = False
-    matched_tokens: int = 0
-    remote_blocks: tuple[int, ...] = ()
-    deadline_ns: int = 0
-    target_blocks: list[int] = field(default_factory=list)
-    in_flight: bool = False
-    left: bool = False
+MAX_QUESTIONS = 8
+"""About one request: whose turn does not come in so many claims' time computes, and so does whoever is
+granted claims that end before they begin."""
+_LAPSED = Recompute(RecomputeReason.DEADLINE)
 
 
 class ReadBack:
@@ -72,9 +70,9 @@ class ReadBack:
         self._tally = tally
         self._identity_of = identity_of
         self._block_size = block_size
-        self._reads: dict[str, _Read] = {}
+        self._reads: dict[str, Read] = {}
         self._due: list[str] = []
-        self._replies: deque[tuple[_Question, Message]] = deque()
+        self._replies: deque[tuple[Question, Message, int]] = deque()
         self._replied = threading.Event()
         self._channel: ControlChannel | None = None
         self._book = ReadBook(
@@ -87,8 +85,8 @@ class ReadBack:
 
     def on_reply(self, question: object, message: Message) -> None:
         """An answer to a claim came. Called on the control thread."""
-        if isinstance(question, _Question):
-            self._replies.append((question, message))
+        if isinstance(question, Question):
+            self._replies.append((question, message, time.monotonic_ns()))
             self._replied.set()
 
     def __contains__(self, request_id: object) -> bool:
@@ -96,7 +94,7 @@ class ReadBack:
 
     def arrive(self, request: "Request", handle_text: object, *, reusable: bool) -> None:
         """A prefill request arrived: claim what its handle names, or note why nothing is claimed."""
-        read = _Read(Turn(prompt_tokens=request.num_prompt_tokens))
+        read = Read(Turn(prompt_tokens=request.num_prompt_tokens))
         self._reads[request.request_id] = read
         if handle_text is None:
             read.turn.reason = "no_handle"
@@ -105,20 +103,30 @@ class ReadBack:
         else:
             read.turn.reason = self._identity_of.why_not(request) or self._claim(request, read, handle_text)
 
-    def _claim(self, request: "Request", read: _Read, handle_text: object) -> str | None:
+    def _claim(self, request: "Request", read: Read, handle_text: object) -> str | None:
         try:
             handle = decode_handle(handle_text if isinstance(handle_text, str) else "", self._settings.key)
         except HandleError as error:
             logger.warning("request %s brought a handle that is not valid: %s", request.request_id, error)
             return f"handle_{error.reason}"
+        return self._ask(request, read, handle)
+
+    def _ask(self, request: "Request", read: Read, handle: Handle) -> str | None:
         command = self._book.ask(
             request.request_id, handle, self._chain(request, handle), time.monotonic_ns()
         )
         if isinstance(command, Recompute):
             return command.reason
         read.handle = handle
+        read.waited = False
+        read.questions += 1
         self._send_claim(command)
         return None
+
+    def _ask_again(self, request: "Request", read: Read, handle: Handle) -> Pending | Ready | Recompute:
+        self._send_releases(self._book.forget(request.request_id))
+        reason = self._ask(request, read, handle)
+        return self._poll(request.request_id, read) if reason is None else Recompute(reason)
 
     def _chain(self, request: "Request", handle: Handle) -> Chain:
         root = root_digest(self._settings.key, self._identity_of(request))
@@ -127,7 +135,7 @@ class ReadBack:
 
     def _send_claim(self, command: SendClaim) -> None:
         address = _address(command.handle)
-        question = _Question(command.request_id, command.ask_id, address)
+        question = Question(command.request_id, command.ask_id, address)
         claim = Claim.asking(command.handle, command.wanted)
         if self._channel is None or not self._channel.send(address, claim, question):
             self._book.on_refused(command.request_id, "unreachable", ask_id=command.ask_id)
@@ -141,7 +149,7 @@ class ReadBack:
     def _take_replies(self) -> None:
         self._replied.clear()
         while self._replies:
-            question, message = self._replies.popleft()
+            question, message, heard_ns = self._replies.popleft()
             if not isinstance(message, Granted):
                 reason = message.reason if isinstance(message, Refused) else "refused"
                 self._book.on_refused(question.request_id, reason, ask_id=question.ask_id)
@@ -152,7 +160,7 @@ class ReadBack:
                 message.matched_tokens,
                 message.blocks(),
                 message.term_ms * NS_PER_MS,
-                time.monotonic_ns(),
+                heard_ns,
                 ask_id=question.ask_id,
             )
             read = self._reads.get(question.request_id)
@@ -169,6 +177,8 @@ class ReadBack:
         if read.handle is None:
             return 0, False
         answer = self._poll(request.request_id, read)
+        if answer == _LAPSED and not read.target_blocks and read.questions < MAX_QUESTIONS:
+            answer = self._ask_again(request, read, read.handle)
         if isinstance(answer, Pending):
             return None, False
         if isinstance(answer, Recompute):
@@ -192,7 +202,7 @@ class ReadBack:
         read.deadline_ns = answer.deadline_ns
         return count, True
 
-    def _poll(self, request_id: str, read: _Read) -> Pending | Ready | Recompute:
+    def _poll(self, request_id: str, read: Read) -> Pending | Ready | Recompute:
         self._take_replies()
         answer = self._book.poll(request_id, time.monotonic_ns())
         if isinstance(answer, Pending) and not read.waited:
@@ -230,17 +240,7 @@ class ReadBack:
             handle, source = read.handle, read.source
             if handle is None or source is None:
                 continue
-            params = {
-                "remote_block_ids": [list(read.remote_blocks)],
-                "remote_engine_id": source.engine_id,
-                "remote_request_id": source.request_id,
-                "remote_host": source.host,
-                "remote_port": source.port,
-                "tp_size": source.tp_size,
-                "pp_size": source.pp_size,
-                "dcp_size": source.dcp_size,
-                "remote_num_tokens": read.matched_tokens,
-            }
+            params = read.where(source)
             local_blocks = read.turn.local_tokens // self._block_size
             meta.add_new_req_to_recv(
                 request_id, [read.target_blocks], params, (local_blocks,), awaiting_kvs=True
