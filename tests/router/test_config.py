@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 
+from kvloop.core.keeper import KeeperTimes
 from kvloop.errors import UserError
 from kvloop.router.config import (
     LeasePolicy,
@@ -15,6 +16,9 @@ from kvloop.router.config import (
     add_arguments,
     from_args,
 )
+from kvloop.router.heartbeat import keeper_of
+
+S = 1_000_000_000
 
 
 def parsed(*words: str) -> RouterConfig:
@@ -112,3 +116,22 @@ def test_every_bound_has_a_flag() -> None:
     for group in (Leases, Limits, Timeouts):
         for bound in fields(group):
             assert f"--{bound.name.replace('_', '-')}" in said
+
+
+def test_the_keepers_times_are_the_flags() -> None:
+    """Drops are gathered for a twentieth of what lies between renewals: a second, by default."""
+    base = ("--decode", "http://d:1")
+    assert keeper_of(parsed(*base)).times == KeeperTimes()
+    flags = (
+        "--renew-interval-s",
+        "2",
+        "--lease-term-s",
+        "6",
+        "--retention-s",
+        "48",
+        "--lease-policy",
+        "fixed",
+    )
+    keeper = keeper_of(parsed(*base, *flags))
+    assert keeper.fixed
+    assert keeper.times == KeeperTimes(2 * S, 6 * S, 48 * S, S // 10)

@@ -84,16 +84,9 @@ class _Running:
 class Replay:
     """One run. `run` may be called once."""
 
-    def __init__(
-        self,
-        sessions: Sequence[TraceSession],
-        policy: Policy,
-        pool_tokens: int,
-        start_within_s: float = SESSIONS_START_WITHIN_S,
-    ) -> None:
+    def __init__(self, sessions: Sequence[TraceSession], policy: Policy, pool_tokens: int) -> None:
         self.outcome = Outcome()
         self._sessions = sessions
-        self._start_within_s = start_within_s
         self._policy = policy
         self._pool = Pool(pool_tokens // UNIT_TOKENS)
         self._table = LeaseTable(UNIT_TOKENS, TTL_NS, CLAIM_TERM_NS, max_leases=100_000, max_claims=100_000)
@@ -110,7 +103,7 @@ class Replay:
 
     def run(self) -> Outcome:
         """Play everything, until the last lease has ended."""
-        spacing_s = self._start_within_s / max(1, len(self._sessions))
+        spacing_s = SESSIONS_START_WITHIN_S / max(1, len(self._sessions))
         for number, session in enumerate(self._sessions):
             first_s = session.turns[0].start_s
             for index, turn in enumerate(session.turns):
