@@ -29,7 +29,7 @@ LEAST_REUSE = 0.98
 JUDGED_POOL_TOKENS = 8_000_000
 """KV that an eight-H200 node holds beside a 32-billion-parameter model, twice over: memory is not short."""
 POOLS_TOKENS = (JUDGED_POOL_TOKENS, 4_000_000, 2_000_000)
-CONTROL_KV_GIB = 5
+CONTROL_KV_GIB = 6
 QUICK_LOAD = lease_load.Effort(pairs=2, requests=16)
 QUICK_CONTROL = lease_control.Effort(leases=200, renewed_s=25.0, silent_s=5.0, claims=100)
 
