@@ -34,6 +34,8 @@ QUICK_PAIRS = 60
 KV_CACHE_GIB = 2
 """Upstream keeps every conversation in decode's memory for 480 s: three of each size, in float32."""
 
+KEEPS_ALL = ("--lease-policy", "fixed")
+"""Otherwise the router lets go of conversations that do not come back, and an idle engine holds none."""
 AS_SHIPPED = {"num_threads": 4}
 UNPACED = {"KVLOOP_PROGRESS_DELAY_US": ""}
 """Upstream's own transfer threads: four, which spin. kvloop's launcher would pace them."""
@@ -166,7 +168,7 @@ def _config(
         engine_extra=extra or {},
         env=env or {},
         kv_cache_gib=KV_CACHE_GIB,
-        router_flags=ttft.PATIENT,
+        router_flags=(*ttft.PATIENT, *KEEPS_ALL),
     )
 
 
