@@ -235,6 +235,15 @@ def test_a_claim_on_a_soft_lease_is_answered_by_an_idle_engine(vllm_config: Any)
     assert len(answers) == 1
 
 
+def three_leases(engine: Any, core: Any) -> list[str]:
+    """Three requests have ended, and left what they computed."""
+    lease_ids = []
+    for number in range(3):
+        core.add(f"r{number}", [number, *TOKENS], 2, dict(DECODED))
+        lease_ids.append(decode_handle(engine.answers[f"r{number}"]["kvloop_handle"], KEY).lease_id)
+    return lease_ids
+
+
 def test_an_idle_engine_gives_back_in_steps_until_nothing_is_left(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,13 +251,10 @@ def test_an_idle_engine_gives_back_in_steps_until_nothing_is_left(
     monkeypatch.setattr(leases, "STEP_COST_BLOCKS", 1)
     engine = RetainingEngine(vllm_config, 40)
     core = Core(engine)
-    handles = []
-    for number in range(3):
-        core.add(f"r{number}", [number, *TOKENS], 2, dict(DECODED))
-        handles.append(decode_handle(engine.answers[f"r{number}"]["kvloop_handle"], KEY))
+    lease_ids = three_leases(engine, core)
     engine.step()
     assert not core.input_queue.qsize()
-    engine.half._lender.serve(Drop([handle.lease_id for handle in handles]), print)
+    engine.half._lender.serve(Drop(lease_ids), print)
     left = [len(list(engine.half._leases.held()))]
     while core.input_queue.qsize():
         assert core.wait() is False
@@ -265,11 +271,8 @@ def test_a_busy_engine_gives_back_one_piece_with_each_step(
     monkeypatch.setattr(leases, "STEP_COST_BLOCKS", 1)
     engine = RetainingEngine(vllm_config, 60)
     core = Core(engine)
-    handles = []
-    for number in range(3):
-        core.add(f"r{number}", [number, *TOKENS], 2, dict(DECODED))
-        handles.append(decode_handle(engine.answers[f"r{number}"]["kvloop_handle"], KEY))
-    engine.half._lender.serve(Drop([handle.lease_id for handle in handles]), print)
+    lease_ids = three_leases(engine, core)
+    engine.half._lender.serve(Drop(lease_ids), print)
     left = []
     for number in range(5):
         engine.add(f"busy{number}", [5 + number] * 40, 30)

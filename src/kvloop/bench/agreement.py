@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from kvloop.local.fleet_turns import RouterTurn
 from kvloop.sim.answer import answer_tokens
 from kvloop.sim.fleet.filing import MODEL, Ask
 from kvloop.sim.fleet.history import ASSISTANT, SYSTEM, USER, History, Message, prompt_of
-from kvloop.sim.fleet.plan import MS, Plan
+from kvloop.sim.fleet.plan import AS_DELIVERED, MS, Plan
 from kvloop.sim.fleet.router import Reply
 from kvloop.sim.fleet.world import World
 from kvloop.sim.memory import cell_size
@@ -107,18 +108,11 @@ class Workload:
 
 def plan_of(profile: Profile) -> Plan:
     """One engine of each kind with the connector's own terms. Prefill has no cache: off, it computes all."""
-    return Plan(
-        seed=0,
+    return replace(
+        AS_DELIVERED,
         block_tokens=profile.limits.block_tokens,
         prefix_cache=False,
-        lease_term_ms=60_000,
-        lease_ttl_ms=480_000,
-        renew_ms=20_000,
-        claim_timeout_ms=1000,
-        claim_term_ms=5000,
-        break_even_parts=24,
         latency_us=100,
-        sealed=False,
     )
 
 

@@ -10,12 +10,12 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvloop.bench.plot import Series, log_plot
 from kvloop.local.fleet_turns import RouterTurn
-from kvloop.sim.fleet.plan import Plan, S
+from kvloop.sim.fleet.plan import AS_DELIVERED, Plan, S
 from kvloop.sim.fleet.router import RouterNode
 from kvloop.sim.fleet.world import World
 
@@ -45,7 +45,8 @@ class Size:
 
 def plan_of(engines: int, conversations: int) -> Plan:
     """A fleet of this size with nothing that goes wrong."""
-    return Plan(
+    return replace(
+        AS_DELIVERED,
         seed=engines,
         prefill=engines // 2,
         decode=engines - engines // 2,
@@ -58,12 +59,6 @@ def plan_of(engines: int, conversations: int) -> Plan:
         step_us=500,
         setup_us=500,
         block_us=20,
-        lease_term_ms=60_000,
-        lease_ttl_ms=480_000,
-        renew_ms=20_000,
-        claim_timeout_ms=1000,
-        claim_term_ms=5000,
-        break_even_parts=24,
         conversations=conversations,
         tenants=100,
         turns=8,
@@ -73,7 +68,6 @@ def plan_of(engines: int, conversations: int) -> Plan:
         leaves=0,
         hostile=0,
         model_tokens=2048,
-        sealed=False,
     )
 
 
