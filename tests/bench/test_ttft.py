@@ -1,12 +1,17 @@
 """A sample counts only if it was what it claims to be; targets stand where the sizes have them."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvloop.bench import ttft
 from kvloop.bench.report import Row
-from kvloop.bench.ttft import Samples, Way, WrongSampleError, check
+from kvloop.bench.ttft import Bench, Samples, Way, WrongSampleError, check
+from kvloop.errors import UserError
 from kvloop.local.chat import TurnResult
 
 RETURN = Way(ttft.RETURN, "http://127.0.0.1:1", returns=True)
@@ -80,3 +85,66 @@ def test_a_size_without_a_target_has_no_verdict_against_one_way() -> None:
     """A size of one's own is measured for information."""
     _, one_way, _ = made([1.0], [2.0], [2.0], 1_000)
     assert one_way.met is None
+
+
+SIZES = (570, 1_900)
+REPETITIONS = Counter({570: 3, 1_900: 2})
+CONVERSATION_S = 100.0
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[Way, ...]]]:
+    """Conversations are noted, not held: their sizes, with the order of ways; each takes 100 s."""
+    noted: list[tuple[int, tuple[Way, ...]]] = []
+    monkeypatch.setattr(ttft, "served_model", lambda _url: "tiny")
+    monkeypatch.setattr(ttft, "counter", lambda _url, _model: None)
+    monkeypatch.setattr(ttft.time, "monotonic", lambda: len(noted) * CONVERSATION_S)
+
+    def conversation(_: Bench, tokens: int, ways: Sequence[Way], _samples: Samples) -> None:
+        noted.append((tokens, tuple(ways)))
+
+    monkeypatch.setattr(Bench, "_conversation", conversation)
+    return noted
+
+
+def bench(ways: Sequence[Way] = (RETURN, ONE_WAY)) -> Bench:
+    """A bench on engines that nobody asks."""
+    engine: Any = SimpleNamespace(url="http://127.0.0.1:4")
+    stack: Any = SimpleNamespace(url=engine.url, prefill=[engine])
+    return Bench(stack, ways, "seed", lambda _: None)
+
+
+def test_sizes_take_turns_and_so_do_ways(taken: list[tuple[int, tuple[Way, ...]]]) -> None:
+    """A machine that becomes slower meanwhile is slower for every size and way alike."""
+    bench().run(SIZES, REPETITIONS.__getitem__, Samples())
+    assert [tokens for tokens, _ in taken[1:]] == [570, 1_900, 570, 1_900, 570]
+    assert [ways[0] for _, ways in taken[1:]] == [RETURN, RETURN, ONE_WAY, ONE_WAY, RETURN]
+
+
+@pytest.mark.parametrize(("budget_s", "counts"), [(50, [1, 1]), (250, [2, 2]), (10_000, [3, 2])])
+def test_time_ends_the_rounds_but_not_the_first(
+    budget_s: float, counts: list[int], taken: list[tuple[int, tuple[Way, ...]]]
+) -> None:
+    """Each size has a sample, however slow; no round begins after the budget."""
+    bench().run(SIZES, REPETITIONS.__getitem__, Samples(), budget_s=budget_s)
+    assert [sum(tokens == size for tokens, _ in taken[1:]) for size in SIZES] == counts
+
+
+def test_a_sample_that_fails_is_taken_again_and_too_many_fail_the_part(
+    monkeypatch: pytest.MonkeyPatch, taken: list[tuple[int, tuple[Way, ...]]]
+) -> None:
+    """`MAX_DISCARDED` of a size may go wrong; the next one is an error."""
+    allowed = ttft.MAX_DISCARDED
+    failures = [False] + [True] * allowed + [False] * 5 + [True] * (allowed + 1)
+
+    def conversation(_: Bench, tokens: int, _ways: Sequence[Way], _samples: Samples) -> None:
+        taken.append((tokens, ()))
+        if failures.pop(0):
+            raise WrongSampleError("loaded nothing")
+
+    monkeypatch.setattr(Bench, "_conversation", conversation)
+    bench().run(SIZES, REPETITIONS.__getitem__, Samples())
+    assert len(taken) == 1 + 5 + allowed
+    failures.insert(0, False)
+    with pytest.raises(UserError, match="loaded nothing"):
+        bench().run(SIZES, REPETITIONS.__getitem__, Samples())

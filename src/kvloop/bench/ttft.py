@@ -9,8 +9,10 @@ A sample counts only if it was what it claims to be: the route that the router n
 the tokens that prefill loaded by its own count.
 """
 
+import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -58,10 +60,9 @@ class Way:
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds to the first token, by way and prompt size; and how many samples were thrown away."""
+    """Seconds to the first token, by way and prompt size."""
 
     first_token_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    discarded: int = 0
 
     def of(self, way: str, tokens: int) -> list[float]:
         """The samples of one cell, in the order taken."""
@@ -99,27 +100,41 @@ class Bench:
         self._model = served_model(stack.url)
         self._count: Count = counter(stack.prefill[0].url, self._model)
         self._taken = 0
+        self._discarded: Counter[int] = Counter()
 
-    def run(self, sizes: Sequence[int], repetitions: Callable[[int], int], samples: Samples) -> None:
+    def run(
+        self,
+        sizes: Sequence[int],
+        repetitions: Callable[[int], int],
+        samples: Samples,
+        *,
+        budget_s: float = math.inf,
+    ) -> None:
         """Take `repetitions(tokens)` samples per size of every way, the order turning round each time.
 
+        Sizes take turns. No round begins after `budget_s`, but for the first, so that each size has a sample.
         The first conversation pays for handshakes and is thrown away. Raises `UserError` after too many
         samples that were not what they claim.
         """
         self._conversation(min(sizes), self._ways, Samples())
-        for tokens in sizes:
-            discarded, done = 0, 0
-            while done < repetitions(tokens):
-                ways = self._ways if done % 2 == 0 else self._ways[::-1]
-                try:
-                    self._conversation(tokens, ways, samples)
-                    done += 1
-                except UserError as error:
-                    discarded += 1
-                    samples.discarded += 1
-                    self._say(f"a sample is thrown away: {error}")
-                    if discarded > MAX_DISCARDED:
-                        raise
+        began_s = time.monotonic()
+        for done in range(max(map(repetitions, sizes))):
+            if done and time.monotonic() - began_s > budget_s:
+                self._say(f"{budget_s:.0f} s are over: no more than {done} samples of each size")
+                return
+            for tokens in sizes:
+                if done < repetitions(tokens):
+                    self._sample(tokens, self._ways if done % 2 == 0 else self._ways[::-1], samples)
+
+    def _sample(self, tokens: int, ways: Sequence[Way], samples: Samples) -> None:
+        while True:
+            try:
+                return self._conversation(tokens, ways, samples)
+            except UserError as error:
+                self._discarded[tokens] += 1
+                self._say(f"a sample is thrown away: {error}")
+                if self._discarded[tokens] > MAX_DISCARDED:
+                    raise
 
     def _turn(self, url: str, messages: list[Message]) -> TurnResult:
         body = {"model": self._model, "messages": messages, "temperature": 0}
