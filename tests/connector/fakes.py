@@ -59,6 +59,7 @@ def make_request(request_id: str, tokens: list[int], **changes: Any) -> Any:
         "kv_transfer_params": {},
         "mm_features": [],
         "cache_salt": None,
+        "block_hashes": [],
         "declined": None,
     }
     return SimpleNamespace(**plain | changes)

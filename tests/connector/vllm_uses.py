@@ -85,10 +85,17 @@ OWNERS = (
         "vllm.v1.core.block_pool:BlockPool",
         _words(
             """touch free_blocks unpin_blocks get_new_blocks get_num_free_blocks reset_prefix_cache blocks
-            num_gpu_blocks"""
+            num_gpu_blocks free_block_queue"""
         ),
     ),
-    Owner("vllm.v1.core.kv_cache_utils:KVCacheBlock", _words("block_id ref_cnt block_hash is_null")),
+    Owner(
+        "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue",
+        _words("fake_free_list_head fake_free_list_tail remove append_n"),
+    ),
+    Owner(
+        "vllm.v1.core.kv_cache_utils:KVCacheBlock",
+        _words("block_id ref_cnt block_hash is_null prev_free_block next_free_block"),
+    ),
     Owner(
         "vllm.v1.core.kv_cache_manager:KVCacheManager",
         _words("block_pool coordinator watermark_blocks allocate_slots reset_prefix_cache"),
@@ -114,7 +121,7 @@ OWNERS = (
         _words(
             """request_id kv_transfer_params prompt_token_ids prompt_embeds all_token_ids num_prompt_tokens
             num_tokens num_computed_tokens status lora_request cache_salt mm_features pooling_params
-            get_skip_reading_prefix_cache"""
+            get_skip_reading_prefix_cache block_hashes"""
         ),
     ),
     Owner("vllm.v1.request:RequestStatus", _words("FINISHED_STOPPED FINISHED_LENGTH_CAPPED")),
@@ -173,6 +180,7 @@ CALLS = {
     f"{_V1}.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.allocate_new_blocks": {
         "get_new_blocks"
     },
+    f"{_V1}.core.block_pool:BlockPool.get_new_blocks": {"popleft_n"},
     f"{_V1}.core.sched.scheduler:Scheduler.has_requests": {"has_pending_push_work"},
     f"{_V1}.engine.core:EngineCoreProc.has_work": {"has_requests"},
     f"{_V1}.engine.core:EngineCoreProc._process_input_queue": {"has_work", "_handle_client_request"},

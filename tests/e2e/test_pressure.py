@@ -103,6 +103,33 @@ def test_a_burst_costs_neither_preemption_nor_wait_for_leases(
     check_books(decode)
 
 
+def hits_after_waiting(engine: Engine, *, retain: bool) -> float:
+    """Tokens that a prompt hits behind three others that arrive before it, on an engine that was filled and has
+    then computed that prompt once without retaining it."""
+    assert command(engine, "/reset_prefix_cache")["success"], "blocks are still held"
+    for prompt in prompts(20, 150, seed=6):
+        answers(engine, [prompt], 4, retain=retain)
+    (wanted,) = prompts(1, 200, seed=7)
+    answers(engine, [wanted], 4, retain=False)
+    before = counters(engine)
+    with ThreadPoolExecutor(1) as pool:
+        command(engine, "/sleep?level=0&mode=keep")
+        running = pool.submit(answers, engine, [*prompts(3, 200, seed=8), wanted], 4, retain=retain)
+        time.sleep(ARRIVAL_S)
+        command(engine, "/wake_up?tags=scheduling")
+        running.result()
+    return grown(before, counters(engine), "vllm:prefix_cache_hits_total")
+
+
+def test_who_waits_hits_what_it_would_without_leases(decode: Engine) -> None:
+    """256 tokens are computed in a step, so that the fourth of four prompts waits while others take blocks."""
+    before = counters(decode)
+    with_leases = hits_after_waiting(decode, retain=True)
+    assert grown(before, counters(decode), "kvloop_leases_ended_total{state=reclaimed}") > 0
+    assert with_leases == hits_after_waiting(decode, retain=False) >= 200 - BLOCK_TOKENS
+    check_books(decode)
+
+
 def test_a_reset_of_the_prefix_cache_ends_every_lease(decode: Engine) -> None:
     """vLLM refuses it while blocks are in use: as when weights are updated, or the engine goes to sleep."""
     answers(decode, prompts(3, 150, seed=3), 4, retain=True)

@@ -240,6 +240,10 @@ class Leases:
         """The blocks to which each lease holds a reference."""
         return iter(self._held.values())
 
+    def holds_blocks(self) -> bool:
+        """Whether any lease, claimed or not, holds blocks."""
+        return bool(self._held)
+
     def check_integrity(self) -> None:
         """AssertionError where leases and blocks contradict each other."""
         with self.lock:

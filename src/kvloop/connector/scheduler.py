@@ -32,7 +32,8 @@ from kvloop.connector.pressure import Pressure
 from kvloop.connector.readback import ReadBack
 from kvloop.connector.retain import Retainer
 from kvloop.connector.settings import Settings
-from kvloop.connector.tally import Tally
+from kvloop.connector.tally import Tally, block_bytes
+from kvloop.connector.waiting import WaitingHits
 from kvloop.control.address import require_free
 from kvloop.control.channel import ControlChannel
 from kvloop.wire.control import Source
@@ -80,8 +81,9 @@ class KvloopScheduler(NixlPullConnectorScheduler):
             )
         self._leases = Leases(settings, block_size=self.block_size, incarnation=self._incarnation)
         self._late = LateReads()
-        self._tally = Tally(_block_bytes(kv_cache_config) * self.transfer_tp_size)
+        self._tally = Tally(block_bytes(kv_cache_config) * self.transfer_tp_size)
         self._pressure = Pressure(self._leases.make_room)
+        self._waiting = WaitingHits(self._leases.make_room, self._leases.holds_blocks)
         self._conservation = Conservation(
             (self._leases.held, self._late.held), 0 if settings.checks_every_step else CHECK_EVERY_NS
         )
@@ -137,6 +139,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         blocks = self._leases.bind(manager.block_pool)
         self._late.bind(blocks)
         self._pressure.relieve(manager)
+        self._waiting.guard(manager.block_pool)
         self._conservation.bind(manager, blocks)
 
     def drop_leases(self) -> None:
@@ -170,6 +173,8 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         super().on_new_request(request)
         if not self._met_core:
             self._meet_core()
+        if self._settings.retains and self._reusable:
+            self._waiting.arrive(request)
         params = request.kv_transfer_params
         if not params:
             return
@@ -203,6 +208,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
     ) -> None:
         """Blocks were allocated: order the read into those that are not there yet."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._waiting.leave(request.request_id)
         is_read_back = request.request_id in self._readback
         if num_external_tokens == 0:
             if is_read_back:
@@ -259,6 +265,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
     ) -> tuple[bool, dict[str, Any] | None]:
         """The request ended: report what prefill reused, or retain what decode computed."""
         params = request.kv_transfer_params
+        self._waiting.leave(request.request_id)
         delay_free, answer = super().request_finished(request, block_ids)
         if not params:
             return delay_free, answer
@@ -288,11 +295,3 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self._channel.stop()
         self._leases.drop_all()
         super().shutdown()  # type: ignore[no-untyped-call]
-
-
-def _block_bytes(kv_cache_config: "KVCacheConfig") -> int:
-    """What one block holds on one worker."""
-    return sum(
-        len(group.layer_names) * group.kv_cache_spec.page_size_bytes
-        for group in kv_cache_config.kv_cache_groups
-    )

@@ -1,9 +1,13 @@
 """What the scheduler's thread counts as it goes: reads, and what each turn was made of."""
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from kvloop.connector.metrics import sample
 from kvloop.connector.turn import Turn
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 KEPT = "kept"  # the one outcome of a read back that is no reason for computing instead
 
@@ -42,3 +46,11 @@ class Tally:
     def counts(self) -> dict[str, int]:
         """All counts so far."""
         return dict(self._counts)
+
+
+def block_bytes(kv_cache_config: "KVCacheConfig") -> int:
+    """What one block holds on one worker."""
+    return sum(
+        len(group.layer_names) * group.kv_cache_spec.page_size_bytes
+        for group in kv_cache_config.kv_cache_groups
+    )
