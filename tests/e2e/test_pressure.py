@@ -104,8 +104,8 @@ def test_a_burst_costs_neither_preemption_nor_wait_for_leases(
 
 
 def hits_after_waiting(engine: Engine, *, retain: bool) -> float:
-    """Tokens that a prompt hits behind three others that arrive before it, on an engine that was filled and has
-    then computed that prompt once without retaining it."""
+    """Tokens that a prompt hits behind three others that arrive before it, on an engine that was filled and
+    has then computed that prompt once, not retained."""
     assert command(engine, "/reset_prefix_cache")["success"], "blocks are still held"
     for prompt in prompts(20, 150, seed=6):
         answers(engine, [prompt], 4, retain=retain)
@@ -122,7 +122,7 @@ def hits_after_waiting(engine: Engine, *, retain: bool) -> float:
 
 
 def test_who_waits_hits_what_it_would_without_leases(decode: Engine) -> None:
-    """256 tokens are computed in a step, so that the fourth of four prompts waits while others take blocks."""
+    """256 tokens are computed in a step, so the fourth of four prompts waits while others take blocks."""
     before = counters(decode)
     with_leases = hits_after_waiting(decode, retain=True)
     assert grown(before, counters(decode), "kvloop_leases_ended_total{state=reclaimed}") > 0
