@@ -115,7 +115,7 @@ def test_without_the_guard_it_would_shrink(config: VllmConfig, monkeypatch: pyte
 
 
 def test_other_free_blocks_are_handed_out_first(config: VllmConfig) -> None:
-    """Where there are enough that nobody waits for, no lease gives way, though what is waited for is older."""
+    """Where there are enough that nobody waits for, no lease gives way, though they are younger."""
     engine = Watched(config)
     engine.arrive("waited for", prompt(0, 10 * BLOCK + 1), 1, NOT_RETAINED)
     engine.go()
