@@ -3,8 +3,8 @@
 One decode engine with so few blocks that leases fill it within a window, so that every further request
 reclaims some. A window is a number of requests, so many at a time, straight to that engine; in every other
 window the requests ask not to be retained. The two alternate, in alternating order, so that what the machine
-does besides meets both alike. Each is preceded by as many requests of its kind that are not measured: they
-fill the blocks with leases, or use up those that the window before has left.
+does besides meets both alike. Each is preceded by some requests of its kind that are not measured: they fill
+the blocks with leases, or use up those that the window before has left.
 """
 
 import statistics
@@ -36,10 +36,11 @@ RECLAIMS = f'kvloop_leases_ended_total{{state="{LeaseState.RECLAIMED.value}"}}'
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Pairs of windows, and requests in each."""
+    """Pairs of windows, requests in each, and requests before each."""
 
-    pairs: int = 8
+    pairs: int = 12
     requests: int = 48
+    settling: int = 2 * CONCURRENCY
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,12 @@ class Window:
 def measure(stack: Stack, seed: str, effort: Effort, say: Callable[[str], None]) -> list[Row]:
     """The rows. Raises `UserError` where an engine does not do its part."""
     load = Load(stack, seed)
-    load.window(effort.requests, retain=True)
+    load.window(effort, retain=True)
     pairs: list[dict[bool, Window]] = []
     before = load.counters()
     for number in range(effort.pairs):
         order = (True, False) if number % 2 == 0 else (False, True)
-        pairs.append({retain: load.window(effort.requests, retain) for retain in order})
+        pairs.append({retain: load.window(effort, retain) for retain in order})
         say(f"retained {pairs[-1][True]}; not retained {pairs[-1][False]}")
     after = load.counters()
     granted, reclaimed = (after[name] - before[name] for name in (GRANTS, RECLAIMS))
@@ -96,12 +97,13 @@ class Load:
         self._seed = seed
         self._windows = 0
 
-    def window(self, requests: int, retain: bool) -> Window:
-        """One window of `requests`, behind as many that settle the blocks."""
+    def window(self, effort: Effort, retain: bool) -> Window:
+        """One window, behind requests that settle the blocks."""
         self._windows += 1
-        seeds = [f"{self._seed} {self._windows} {number}" for number in range(2 * requests)]
+        count = effort.settling + effort.requests
+        seeds = [f"{self._seed} {self._windows} {number}" for number in range(count)]
         prompts = [first_turn(seed, PROMPT_TOKENS, self._count) for seed in seeds]
-        settle, measured = prompts[:requests], prompts[requests:]
+        settle, measured = prompts[: effort.settling], prompts[effort.settling :]
         self._run(settle, retain)
         began_s = time.monotonic()
         answers = self._run(measured, retain)
