@@ -7,8 +7,9 @@ import pytest
 
 from kvloop.connector import readback as module
 from kvloop.connector.metadata import KvloopMetadata
-from kvloop.connector.readback import MARGIN_NS, MAX_QUESTIONS, ReadBack
+from kvloop.connector.readback import MARGIN_NS, ReadBack
 from kvloop.connector.tally import Tally
+from kvloop.core.claim import MAX_QUESTIONS
 from kvloop.core.handle import HANDLE_VERSION, Handle
 from kvloop.wire.control import Claim, Failed, Granted, Message, Refused, Release
 from kvloop.wire.handle import encode_handle
@@ -258,6 +259,42 @@ def test_claims_that_end_before_they_begin_are_not_asked_for_forever(reads: Any,
         questions += 1
     assert questions == MAX_QUESTIONS
     assert reason(reads, request) == "deadline"
+
+
+@pytest.mark.parametrize("wait_s", [0, 1])
+def test_a_question_asked_again_that_is_not_answered_is_not_repeated(
+    reads: Any, channel: Channel, clock: Clock, wait_s: int
+) -> None:
+    """Where the channel takes nothing more the request computes at once, else after the reply timeout."""
+    request = granted(reads, channel)
+    clock.now_ns += 6 * S
+    channel.works = wait_s > 0
+    if wait_s:
+        assert reads.decide(request, 0) == (None, False)
+        question = asked(channel)
+        clock.now_ns += wait_s * S
+    assert reads.decide(request, 0) == (0, False)
+    assert not channel.sent
+    if wait_s:
+        reply(reads, question, grant(claim_id="late"))
+    assert reason(reads, request) == ("no_reply" if wait_s else "refused")
+    assert channel.take() == ([(DECODE, Release("late"), None)] if wait_s else [])
+
+
+def test_the_scheduler_is_held_for_each_question_once(
+    reads: Any, channel: Channel, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the first, and for the one asked again; not each time that vLLM comes to see."""
+    waits: list[float] = []
+    monkeypatch.setattr(reads._replied, "wait", waits.append)
+    request = arrive(reads)
+    assert [reads.decide(request, 0) for _ in range(3)] == [(None, False)] * 3
+    assert len(waits) == 1
+    reply(reads, asked(channel), grant())
+    clock.now_ns += 6 * S
+    assert [reads.decide(request, 0) for _ in range(3)] == [(None, False)] * 3
+    assert len(waits) == 2
+    asked(channel)
 
 
 def test_a_grant_after_the_request_has_gone_is_released_where_it_was_granted(

@@ -19,7 +19,7 @@ from kvloop.core.claim import (
     SendClaim,
     SendRelease,
 )
-from kvloop.core.claim_state import FINAL
+from kvloop.core.claim_state import FINAL, IN_FLIGHT
 from kvloop.core.handle import HANDLE_VERSION, Handle
 from kvloop.core.lease import RefusalReason
 
@@ -30,12 +30,13 @@ HANDLE = Handle(HANDLE_VERSION, "e", "i", "l", "localhost", 1, 1, 1, 1, 200, 100
 BLOCKS = (tuple(range(13)),)
 REPLY_TIMEOUT, MARGIN, TERM = 10, 5, 100
 DEADLINE = TERM - MARGIN  # of a claim sent at 0
+QUESTIONS = 3
 RELEASE = (SendRelease("r", "c", HANDLE),)
 
 
 def asked_book() -> ReadBook:
     """A book whose request "r" asked at time 0, as its first question."""
-    book = ReadBook(REPLY_TIMEOUT, 4, MARGIN)
+    book = ReadBook(REPLY_TIMEOUT, 4, MARGIN, QUESTIONS)
     assert book.ask("r", HANDLE, WANTED, 0) == SendClaim("r", 1, HANDLE, WANTED)
     assert book.poll("r", 0) == Pending()
     return book
@@ -152,18 +153,108 @@ def test_an_impossible_grant_is_released(matched: int, blocks: tuple[tuple[int, 
 
 
 def test_a_term_within_the_margin_is_no_grant() -> None:
-    """A claim that does not outlive the margin is not read from, and given back."""
+    """A claim that does not outlive the margin is not read from, given back once, and asked for again."""
     book = asked_book()
     assert book.on_granted("r", "c", 200, BLOCKS, MARGIN, 1, ask_id=1) == RELEASE
-    assert book.poll("r", 1) == Recompute(RecomputeReason.DEADLINE)
+    assert not book.start("r")
+    assert book.on_granted("r", "c", 200, BLOCKS, MARGIN, 1, ask_id=1) == ()
+    assert book.poll("r", 1) == SendClaim("r", 2, HANDLE, WANTED)
 
 
-def test_a_grant_not_used_in_time_lapses() -> None:
-    """A request that could not be scheduled before the deadline does not start to read."""
+def lapsed_book() -> ReadBook:
+    """A book whose request "r" was granted a claim that ended before its turn came."""
     book = asked_book()
     granted(book, 1)
-    assert book.poll("r", DEADLINE) == Recompute(RecomputeReason.DEADLINE)
+    assert book.advance(DEADLINE) == []
+    assert book.state("r") is ReadState.LAPSED
+    assert book.next_deadline_ns() is None
+    book.check_integrity()
+    return book
+
+
+def test_a_claim_that_lapsed_in_the_queue_is_asked_for_again() -> None:
+    """When the request's turn has come: another question, and a deadline that is counted from it."""
+    book, turn = lapsed_book(), 10 * DEADLINE
     assert not book.start("r")
+    assert book.poll("r", turn) == SendClaim("r", 2, HANDLE, WANTED)
+    assert book.poll("r", turn) == Pending()
+    assert not book.start("r")
+    assert granted(book, turn + 1, "c2", ask_id=2) == ()
+    assert book.poll("r", turn + 2) == Ready(200, BLOCKS, turn + DEADLINE)
+    assert book.start("r")
+    assert book.finish("r", turn + DEADLINE - 1) == (Keep(), (SendRelease("r", "c2", HANDLE),))
+
+
+def test_a_lapse_that_nobody_noticed_is_noticed_by_the_poll() -> None:
+    """Without a call to `advance`, a request that could not be scheduled before the deadline asks again."""
+    book = asked_book()
+    granted(book, 1)
+    assert book.poll("r", DEADLINE) == SendClaim("r", 2, HANDLE, WANTED)
+    book.check_integrity()
+
+
+def test_questions_come_to_an_end() -> None:
+    """Whose turn never comes within a claim's time computes, after so many questions."""
+    book, now, sent = asked_book(), 0, 1
+    while True:
+        granted(book, now, f"c{sent}", ask_id=sent)
+        now += DEADLINE
+        answer = book.poll("r", now)
+        if not isinstance(answer, SendClaim):
+            break
+        sent += 1
+        assert answer.ask_id == sent
+    assert sent == QUESTIONS
+    assert answer == Recompute(RecomputeReason.DEADLINE)
+    assert book.state("r") is ReadState.DISCARDED
+    assert granted(book, now, "late", ask_id=sent) == (SendRelease("r", "late", HANDLE),)
+    assert book.poll("r", now) == Recompute(RecomputeReason.DEADLINE)
+
+
+def test_answers_to_the_question_before_are_not_taken() -> None:
+    """Once it has asked again: a late grant goes back to who granted it, a late refusal is ignored."""
+    book = lapsed_book()
+    book.poll("r", DEADLINE)
+    assert granted(book, DEADLINE + 1, "old") == (SendRelease("r", "old", None),)
+    book.on_refused("r", RefusalReason.NO_MATCH, ask_id=1)
+    assert book.poll("r", DEADLINE + 1) == Pending()
+
+
+def test_another_grant_for_a_lapsed_question_is_released() -> None:
+    """Nobody reads from it; the one that lapsed ends by itself."""
+    book = lapsed_book()
+    assert granted(book, DEADLINE + 1) == ()
+    assert granted(book, DEADLINE + 1, "c2") == (SendRelease("r", "c2", HANDLE),)
+    book.on_refused("r", RefusalReason.NO_MATCH, ask_id=1)
+    assert book.state("r") is ReadState.LAPSED
+
+
+def test_each_question_is_waited_for_as_long() -> None:
+    """One asked again times out by itself; and where no reply came, nothing is asked again."""
+    book = lapsed_book()
+    book.poll("r", 200)
+    assert book.next_deadline_ns() == 200 + REPLY_TIMEOUT
+    assert book.poll("r", 200 + REPLY_TIMEOUT - 1) == Pending()
+    assert book.poll("r", 200 + REPLY_TIMEOUT) == Recompute(RecomputeReason.NO_REPLY)
+    assert granted(book, 200 + REPLY_TIMEOUT, ask_id=2) == RELEASE
+    assert book.poll("r", 900) == Recompute(RecomputeReason.NO_REPLY)
+
+
+def test_a_refusal_of_the_second_question_is_the_reason() -> None:
+    """The lease has ended meanwhile: that, and not the first claim's deadline, is why it computes."""
+    book = lapsed_book()
+    book.poll("r", 200)
+    book.on_refused("r", RefusalReason.EXPIRED, ask_id=2)
+    assert book.poll("r", 201) == Recompute(RefusalReason.EXPIRED)
+
+
+def test_a_lapsed_claim_is_released_by_nobody() -> None:
+    """Aborted or forgotten while it waits for its turn, a request has nothing to give back, and is silent."""
+    book = lapsed_book()
+    assert book.give_up("r", "aborted", DEADLINE) == ()
+    assert book.poll("r", DEADLINE) == Recompute("aborted")
+    assert lapsed_book().forget("r") == ()
+    assert lapsed_book().finish("r", DEADLINE) == (Discard(RecomputeReason.TRIED), ())
 
 
 def test_a_failed_read_is_discarded_and_released() -> None:
@@ -250,10 +341,11 @@ def test_reads_are_bounded() -> None:
     assert isinstance(book.ask("s", HANDLE, WANTED, 0), SendClaim)
 
 
-def test_bounds_must_be_positive() -> None:
-    """A book without time or room is a mistake in the configuration."""
+@pytest.mark.parametrize("bounds", [(0, 1, 0), (1, 0, 0), (1, 1, -1), (1, 1, 0, 0)])
+def test_bounds_must_be_positive(bounds: tuple[int, ...]) -> None:
+    """A book without time, room or questions is a mistake in the configuration."""
     with pytest.raises(ValueError, match="positive"):
-        ReadBook(0, 1, 0)
+        ReadBook(*bounds)
 
 
 def test_no_event_leads_out_of_a_final_state() -> None:
@@ -262,3 +354,13 @@ def test_no_event_leads_out_of_a_final_state() -> None:
         assert (state, event) not in TRANSITIONS
     ways = [move for move, after in TRANSITIONS.items() if after is ReadState.DONE]
     assert ways == [(ReadState.READING, ReadEvent.FINISH)]
+
+
+def test_no_question_is_asked_once_a_read_has_begun() -> None:
+    """From a read no way of the table leads back to a question; from a lapse only the one through it."""
+    reached = set(IN_FLIGHT)
+    while more := {after for (before, _), after in TRANSITIONS.items() if before in reached} - reached:
+        reached |= more
+    assert reached == {*IN_FLIGHT, *FINAL}
+    into = {move for move, after in TRANSITIONS.items() if after in (ReadState.ASKED, ReadState.LAPSED)}
+    assert into == {(ReadState.GRANTED, ReadEvent.LAPSE), (ReadState.LAPSED, ReadEvent.ASK_AGAIN)}

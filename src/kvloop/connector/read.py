@@ -19,14 +19,14 @@ class Question(NamedTuple):
 
 @dataclass(slots=True)
 class Read:
-    """`handle` is None until a question has gone out, `source` until one was granted; `target_blocks` are
-    empty until the read was ordered, and `left`: the request ended before its read did."""
+    """`handle` is None until a question has gone out, `source` until one was granted. `waited`: the scheduler
+    was held for the last question's answer. `target_blocks` are empty until the read was ordered, and
+    `left`: the request ended before its read did."""
 
     turn: Turn
     handle: Handle | None = None
     source: Source | None = None
     waited: bool = False
-    questions: int = 0
     matched_tokens: int = 0
     remote_blocks: tuple[int, ...] = ()
     deadline_ns: int = 0

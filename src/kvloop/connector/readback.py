@@ -3,10 +3,6 @@
 One `ReadBook` entry per request that brought a handle; the book is the state machine, this file gives it
 the request, the clock and the channel. Replies arrive on the control thread and are only queued there, with
 the time, so that the book needs no lock: the scheduler's thread takes them when it next asks.
-
-A request asks as soon as it arrives, and may then stand in vLLM's queue for longer than its claim lasts. To
-compute it all would make the queue longer still, for those behind it, too. So a claim that lapsed before its
-request's turn came is asked for again, when it has come.
 """
 
 import threading
@@ -33,7 +29,6 @@ from kvloop.core.claim import (
     ReadState,
     Ready,
     Recompute,
-    RecomputeReason,
     SendClaim,
     SendRelease,
 )
@@ -49,17 +44,10 @@ logger = init_logger("vllm.kvloop.readback")
 
 MAX_READS = 10_000
 REPLY_WAIT_S = 0.0015
-"""How long the first question about a request may hold the scheduler: a claim takes 0.3 ms on a quiet
-loopback, and
-going round the engine's loop costs more than waiting for it."""
+"""How long each question may hold the scheduler: a claim takes 0.3 ms on a quiet loopback, and going round
+the engine's loop costs more than waiting for it."""
 MARGIN_NS = 100_000_000
 """Taken off every claim's term: a deadline is kept by a worker that looks once a step."""
-
-
-MAX_QUESTIONS = 8
-"""About one request: whose turn does not come in so many claims' time computes, and so does whoever is
-granted claims that end before they begin."""
-_LAPSED = Recompute(RecomputeReason.DEADLINE)
 
 
 class ReadBack:
@@ -109,24 +97,13 @@ class ReadBack:
         except HandleError as error:
             logger.warning("request %s brought a handle that is not valid: %s", request.request_id, error)
             return f"handle_{error.reason}"
-        return self._ask(request, read, handle)
-
-    def _ask(self, request: "Request", read: Read, handle: Handle) -> str | None:
-        command = self._book.ask(
-            request.request_id, handle, self._chain(request, handle), time.monotonic_ns()
-        )
+        wanted = self._chain(request, handle)
+        command = self._book.ask(request.request_id, handle, wanted, time.monotonic_ns())
         if isinstance(command, Recompute):
             return command.reason
         read.handle = handle
-        read.waited = False
-        read.questions += 1
         self._send_claim(command)
         return None
-
-    def _ask_again(self, request: "Request", read: Read, handle: Handle) -> Pending | Ready | Recompute:
-        self._send_releases(self._book.forget(request.request_id))
-        reason = self._ask(request, read, handle)
-        return self._poll(request.request_id, read) if reason is None else Recompute(reason)
 
     def _chain(self, request: "Request", handle: Handle) -> Chain:
         root = root_digest(self._settings.key, self._identity_of(request))
@@ -177,8 +154,6 @@ class ReadBack:
         if read.handle is None:
             return 0, False
         answer = self._poll(request.request_id, read)
-        if answer == _LAPSED and not read.target_blocks and read.questions < MAX_QUESTIONS:
-            answer = self._ask_again(request, read, read.handle)
         if isinstance(answer, Pending):
             return None, False
         if isinstance(answer, Recompute):
@@ -203,13 +178,20 @@ class ReadBack:
         return count, True
 
     def _poll(self, request_id: str, read: Read) -> Pending | Ready | Recompute:
-        self._take_replies()
-        answer = self._book.poll(request_id, time.monotonic_ns())
+        answer = self._look(request_id, read)
         if isinstance(answer, Pending) and not read.waited:
             read.waited = True
             self._replied.wait(REPLY_WAIT_S)
-            self._take_replies()
-            answer = self._book.poll(request_id, time.monotonic_ns())
+            answer = self._look(request_id, read)
+        return answer
+
+    def _look(self, request_id: str, read: Read) -> Pending | Ready | Recompute:
+        self._take_replies()
+        answer = self._book.poll(request_id, time.monotonic_ns())
+        if isinstance(answer, SendClaim):
+            read.waited = False
+            self._send_claim(answer)
+            return Pending()
         return answer
 
     def order(self, request: "Request", missing_blocks: list[int]) -> None:

@@ -1,13 +1,19 @@
 """How prefill reads back: one small machine for each request that has a handle.
 
-A request asks once. The claim's deadline is counted from when the question was sent, which is before
-decode began to count, and a margin is taken off for clocks that run at different rates; so whatever ends
-before our deadline ended within decode's claim (Gray and Cheriton, Leases, SOSP 1989). A read that ends
-later is thrown away, for the blocks may have been rewritten under it. A grant that comes when nobody
-waits for it any more is released at once. Whatever happens, `poll` has an answer: a miss is one.
+The claim's deadline is counted from when the question was sent, which is before decode began to count, and
+a margin is taken off for clocks that run at different rates; so whatever ends before our deadline ended
+within decode's claim (Gray and Cheriton, Leases, SOSP 1989). A read that ends later is thrown away, for the
+blocks may have been rewritten under it. A grant that comes when nobody waits for it any more is released at
+once. Whatever happens, `poll` has an answer: a miss is one.
 
-`ask_id` ties a reply to its question: request ids come back (a client's retry), and a grant taken for the
-answer to a later question would have its deadline counted from the wrong moment.
+A request asks as soon as it arrives, and may then stand in the engine's queue for longer than its claim
+lasts. To compute it all would make the queue longer still, for those behind it, too. So a claim that lapsed
+before its read began is asked for again when the request's turn has come, which is when it is polled: then
+`poll` answers with the question to send. A question without a reply is not repeated: whoever is silent
+would be waited for, at the head of the queue, as often again.
+
+`ask_id` ties a reply to its question: a request asks again, request ids come back (a client's retry), and a
+grant taken for the answer to a later question would have its deadline counted from the wrong moment.
 
 The book is not thread-safe; its caller holds a lock around each call.
 """
@@ -16,7 +22,6 @@ from dataclasses import dataclass
 
 from kvloop.core.chain import SEGMENT_TOKENS, Chain
 from kvloop.core.claim_state import (
-    FINAL,
     IN_FLIGHT,
     INITIAL,
     TRANSITIONS,
@@ -37,6 +42,7 @@ from kvloop.core.handle import Handle
 from kvloop.core.lease_state import Blocks, RefusalReason
 
 __all__ = [
+    "MAX_QUESTIONS",
     "TRANSITIONS",
     "Discard",
     "Keep",
@@ -51,18 +57,22 @@ __all__ = [
     "SendRelease",
 ]
 
+MAX_QUESTIONS = 8
+"""About one request: whose turn does not come in so many claims' time computes, and so does whoever is
+granted claims that end before they begin."""
 _REFUSALS = frozenset(str(reason) for reason in RefusalReason)
 
 
 @dataclass(slots=True)
 class _Read:
     request_id: str
-    ask_id: int
     handle: Handle
     wanted: Chain
-    sent_ns: int
-    deadline_ns: int
+    ask_id: int = 0
+    sent_ns: int = 0
+    deadline_ns: int = 0
     state: ReadState = INITIAL
+    questions: int = 0
     claim_id: str = ""
     claim_is_ours: bool = False  # granted, and neither released nor lapsed
     matched_tokens: int = 0
@@ -73,13 +83,16 @@ class _Read:
 class ReadBook:
     """All reads of one prefill engine. Times are nanoseconds of one monotonic clock."""
 
-    def __init__(self, reply_timeout_ns: int, max_reads: int, margin_ns: int) -> None:
+    def __init__(
+        self, reply_timeout_ns: int, max_reads: int, margin_ns: int, max_questions: int = MAX_QUESTIONS
+    ) -> None:
         """`margin_ns` is taken off each claim's term: what two clocks may drift apart meanwhile."""
-        if min(reply_timeout_ns, max_reads) <= 0 or margin_ns < 0:
-            raise ValueError("timeout and bound must be positive, the margin not negative")
+        if min(reply_timeout_ns, max_reads, max_questions) <= 0 or margin_ns < 0:
+            raise ValueError("timeout and bounds must be positive, the margin not negative")
         self.reply_timeout_ns = reply_timeout_ns
         self.max_reads = max_reads
         self.margin_ns = margin_ns
+        self.max_questions = max_questions
         self._reads: dict[str, _Read] = {}
         self._deadlines = Deadlines()
         self._last_ask_id = 0
@@ -100,11 +113,8 @@ class ReadBook:
             return Recompute(RecomputeReason.TOO_SHORT)
         if len(self._reads) >= self.max_reads:
             return Recompute(RecomputeReason.TOO_MANY_READS)
-        self._last_ask_id += 1
-        deadline_ns = now_ns + self.reply_timeout_ns
-        self._reads[request_id] = _Read(request_id, self._last_ask_id, handle, wanted, now_ns, deadline_ns)
-        self._deadlines.set(request_id, deadline_ns)
-        return SendClaim(request_id, self._last_ask_id, handle, wanted)
+        read = self._reads[request_id] = _Read(request_id, handle, wanted)
+        return self._question(read, now_ns)
 
     def on_granted(
         self,
@@ -146,8 +156,11 @@ class ReadBook:
             read.reason = reason if reason in _REFUSALS else RecomputeReason.REFUSED
         self._move(read, ReadEvent.REFUSE)
 
-    def poll(self, request_id: str, now_ns: int) -> Pending | Ready | Recompute:
-        """What the request may do now. To ask while its read runs is to give the read up."""
+    def poll(self, request_id: str, now_ns: int) -> Pending | Ready | SendClaim | Recompute:
+        """The request's turn has come: what it may do now. To ask while its read runs is to give the read up.
+
+        SendClaim: its claim is over, and this is to be sent; from then on it is as after `ask`.
+        """
         read = self._reads.get(request_id)
         if read is None:
             return Recompute(RecomputeReason.NOT_ASKED)
@@ -156,7 +169,10 @@ class ReadBook:
             return Pending()
         if read.state is ReadState.GRANTED:
             return Ready(read.matched_tokens, read.blocks, read.deadline_ns)
-        if read.state is ReadState.READING:
+        if (read.state, ReadEvent.ASK_AGAIN) in TRANSITIONS and read.questions < self.max_questions:
+            self._move(read, ReadEvent.ASK_AGAIN)
+            return self._question(read, now_ns)
+        if (read.state, ReadEvent.GIVE_UP) in TRANSITIONS:
             self._move(read, ReadEvent.GIVE_UP)
         return Recompute(read.reason)
 
@@ -234,8 +250,20 @@ class ReadBook:
             if read.state in (ReadState.GRANTED, ReadState.READING):
                 assert read.claim_is_ours, "a read without a claim"
                 assert _is_plausible(read.wanted, read.matched_tokens, read.blocks)
-            if read.state in FINAL:
-                assert not read.claim_is_ours, "a claim that nobody will release"
+            if read.claim_is_ours:
+                assert read.state is ReadState.GRANTED or read.state in IN_FLIGHT, "nobody will release this"
+            assert 0 < read.questions <= min(self.max_questions, read.ask_id)
+
+    def _question(self, read: _Read, now_ns: int) -> SendClaim:
+        """The next question about a request: an id and a time of its own, and nothing of the last answer."""
+        self._last_ask_id += 1
+        read.ask_id = self._last_ask_id
+        read.questions += 1
+        read.sent_ns, read.deadline_ns = now_ns, now_ns + self.reply_timeout_ns
+        read.claim_id, read.matched_tokens, read.blocks = "", 0, ()
+        read.reason = RecomputeReason.TRIED
+        self._deadlines.set(read.request_id, read.deadline_ns)
+        return SendClaim(read.request_id, read.ask_id, read.handle, read.wanted)
 
     def _lapse_if_due(self, read: _Read, now_ns: int) -> None:
         if read.state in WAITING and now_ns >= read.deadline_ns:

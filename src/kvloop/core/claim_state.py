@@ -1,8 +1,9 @@
 """The states of a read, its questions and its answers.
 
 A read that nobody waits for any more is not over: until the transfer has ended its bytes may still land,
-which is why ABANDONED is a state and not an end. The table is the machine; a pair that is not in it is an
-illegal move.
+which is why ABANDONED is a state and not an end. Nor is a claim's end the end of a read that has not begun:
+LAPSED waits, without a deadline, for the request's turn. The table is the machine; a pair that is not in it
+is an illegal move.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class ReadState(StrEnum):
     ASKED = "asked"  # the claim is under way
     LATE = "late"  # nobody waits for the answer; a grant that still comes is released
     GRANTED = "granted"
+    LAPSED = "lapsed"  # the claim ended before its read began: to be asked for again at the request's turn
     READING = "reading"
     ABANDONED = "abandoned"  # nobody waits for the read, and it still runs
     DONE = "done"
@@ -30,6 +32,7 @@ class ReadEvent(StrEnum):
 
     GRANT = "grant"
     REFUSE = "refuse"
+    ASK_AGAIN = "ask_again"
     START = "start"
     FINISH = "finish"
     FAIL = "fail"
@@ -45,8 +48,10 @@ TRANSITIONS: dict[tuple[ReadState, ReadEvent], ReadState] = {
     (ReadState.LATE, ReadEvent.GRANT): ReadState.DISCARDED,
     (ReadState.LATE, ReadEvent.REFUSE): ReadState.DISCARDED,
     (ReadState.GRANTED, ReadEvent.START): ReadState.READING,
-    (ReadState.GRANTED, ReadEvent.LAPSE): ReadState.DISCARDED,
+    (ReadState.GRANTED, ReadEvent.LAPSE): ReadState.LAPSED,
     (ReadState.GRANTED, ReadEvent.GIVE_UP): ReadState.DISCARDED,
+    (ReadState.LAPSED, ReadEvent.ASK_AGAIN): ReadState.ASKED,
+    (ReadState.LAPSED, ReadEvent.GIVE_UP): ReadState.DISCARDED,
     (ReadState.READING, ReadEvent.FINISH): ReadState.DONE,
     (ReadState.READING, ReadEvent.FAIL): ReadState.DISCARDED,
     (ReadState.READING, ReadEvent.LAPSE): ReadState.ABANDONED,

@@ -100,12 +100,14 @@ class Reads:
         command = self.book.ask(request.request_id, handle, wanted, now_ns)
         if isinstance(command, Recompute):
             return command.reason
-        assert isinstance(command, SendClaim)
         read.handle = handle
-        address = _address(handle)
+        self._ask(command)
+        return None
+
+    def _ask(self, command: SendClaim) -> None:
+        address = _address(command.handle)
         question = Question(command.request_id, command.ask_id, address)
         self._send(Send(address, Claim.asking(command.handle, command.wanted), question))
-        return None
 
     def hear(self, question: Question, message: Message, now_ns: int) -> None:
         """The answer to a claim."""
@@ -135,6 +137,9 @@ class Reads:
         if read.handle is None:
             return 0
         answer = self.book.poll(request_id, now_ns)
+        if isinstance(answer, SendClaim):  # the last one is over
+            self._ask(answer)
+            return None
         if isinstance(answer, Pending):
             return None
         if isinstance(answer, Recompute):

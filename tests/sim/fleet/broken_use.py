@@ -1,12 +1,13 @@
 """What uses leases, broken one rule at a time: live work, reads, what has ended, the router."""
 
+from functools import partialmethod
 from typing import Any
 
 import pytest
 
 from kvloop.core import claim, lease, soft
 from kvloop.core.chain import Chain, Identity
-from kvloop.core.claim import ReadBook
+from kvloop.core.claim import ReadBook, ReadEvent, ReadState
 from kvloop.core.keeper import Keeper
 from kvloop.core.lineage import LineageTable
 from kvloop.core.soft import SoftTable
@@ -73,6 +74,31 @@ def margin_not_taken_off(patch: pytest.MonkeyPatch) -> None:
         honest(book, reply_timeout_ns, max_reads, 0)
 
     patch.setattr(ReadBook, "__init__", exact)
+
+
+@mutation("QuestionsEnd")
+def lapsed_claim_not_asked_for_again(patch: pytest.MonkeyPatch) -> None:
+    """Whoever stands in the queue for longer than his claim lasts computes."""
+    patch.delitem(claim.TRANSITIONS, (ReadState.LAPSED, ReadEvent.ASK_AGAIN))
+
+
+@mutation("QuestionsEnd")
+def asked_again_while_it_reads(patch: pytest.MonkeyPatch) -> None:
+    """A request whose read has outlived its claim asks again, although the bytes are still under way."""
+    patch.setitem(claim.TRANSITIONS, (ReadState.ABANDONED, ReadEvent.ASK_AGAIN), ReadState.ASKED)
+
+
+@mutation("QuestionsEnd")
+def asked_without_end(patch: pytest.MonkeyPatch) -> None:
+    """The number of questions is not bounded, and claims end before they begin."""
+    patch.setattr(ReadBook, "__init__", partialmethod(ReadBook.__init__, max_questions=1000))
+    honest = ReadBook.on_granted
+
+    def brief(book: ReadBook, *args: Any, **more: Any) -> object:
+        request_id, claim_id, matched, blocks, term_ns, now_ns = args
+        return honest(book, request_id, claim_id, matched, blocks, term_ns // 20, now_ns, **more)
+
+    patch.setattr(ReadBook, "on_granted", brief)
 
 
 @mutation("NeverAWrongToken")

@@ -17,6 +17,7 @@ FIXED_SEEDS = range(100)
 FAILED_SEEDS = (439310095, 439310419, 4157823879)  # each that ever did; none is taken out again
 FRESH_SEEDS = 5
 MUST_REACH = {
+    "asked again",
     "granted whole",
     "granted in part",
     "several claims at a time",
@@ -29,6 +30,7 @@ MUST_REACH = {
     "refused wrong_incarnation",
     "refused too_many_claims",
     "returned something",
+    "returned something at last",
     "returned deadline",
     "returned no_reply",
     "returned local_hit",

@@ -10,7 +10,7 @@ from kvloop.wire.handle import decode_handle
 from kvloop.wire.seal import Seal
 
 from .decode import Decode, Kept
-from .world import BLOCK_TOKENS, KEY, MARGIN, MS, POLL, REPLY_TIMEOUT, Turn, World, chain_of
+from .world import BLOCK_TOKENS, KEY, MARGIN, MS, POLL, QUESTIONS, REPLY_TIMEOUT, Turn, World, chain_of
 
 
 @dataclass
@@ -24,6 +24,8 @@ class Attempt:
     arrived: int
     answer: str = ""
     answered: int = -1
+    questions: int = 0
+    missed: int = 0
     tokens: int = 0
     seen: list[object] = field(default_factory=list)
     blocks: tuple[int, ...] = ()
@@ -36,7 +38,7 @@ class Prefill:
     def __init__(self, world: World, decode: Decode) -> None:
         self.world, self.decode = world, decode
         self.seal = Seal(KEY, "prefill")
-        self.book = ReadBook(REPLY_TIMEOUT, 3, MARGIN)
+        self.book = ReadBook(REPLY_TIMEOUT, 3, MARGIN, QUESTIONS)
         self.questions: dict[bytes, tuple[str, int]] = {}
         self.attempts: list[Attempt] = []
         self.current: dict[str, Attempt] = {}
@@ -75,11 +77,16 @@ class Prefill:
         chain = chain_of(tenant, wanted[: handle.token_count])
         command = self.book.ask(turn.request_id, handle, chain, self.clock())
         if isinstance(command, SendClaim):
-            nonce = self.send(Claim.asking(command.handle, command.wanted))
-            self.questions[nonce] = (command.request_id, command.ask_id)
+            self.ask(attempt, command)
         if turn.abort_after_ms is not None:
             self.world.at(self.world.now + turn.abort_after_ms * MS, lambda: self.abort(attempt))
         self.poll(attempt)
+
+    def ask(self, attempt: Attempt, command: SendClaim) -> None:
+        """The first question about a request, or the next."""
+        nonce = self.send(Claim.asking(command.handle, command.wanted))
+        self.questions[nonce] = (command.request_id, command.ask_id)
+        attempt.questions += 1
 
     def receive(self, frame: bytes) -> None:
         """Decode's answer to a question of ours; the question stays open, for the machine is to cope."""
@@ -117,12 +124,14 @@ class Prefill:
         if attempt.is_over:
             return
         answer = self.book.poll(attempt.turn.request_id, self.clock())
-        if isinstance(answer, Pending):
+        if isinstance(answer, SendClaim):
+            self.ask(attempt, answer)
+        if isinstance(answer, Pending | SendClaim):
             self.world.at(self.world.now + POLL, lambda: self.poll(attempt))
         elif isinstance(answer, Recompute):
             self.finish_attempt(attempt, answer.reason)
-        elif attempt.tokens == 0 and attempt.turn.think_ms:
-            attempt.tokens = answer.matched_tokens
+        elif attempt.missed < attempt.turn.misses and attempt.turn.think_ms:
+            attempt.missed += 1
             self.world.at(self.world.now + attempt.turn.think_ms * MS, lambda: self.poll(attempt))
         else:
             self.read(attempt, answer)

@@ -12,14 +12,16 @@ BLOCK_TOKENS, BLOCKS = 16, 60
 TTL, TERM, CLAIM_TERM = 200 * MS, 60 * MS, 40 * MS
 REPLY_TIMEOUT, MARGIN, POLL, MAX_WATCH = 10 * MS, 4 * MS, 2 * MS, 12 * MS
 MAX_SLOW_PPM = 50_000  # a prefill clock that loses 5 %: 2 ms in a claim's term, half the margin
-ANSWER_WITHIN = REPLY_TIMEOUT + CLAIM_TERM + POLL + MAX_WATCH
+QUESTIONS, MAX_THINK = 2, 40 * MS
+ANSWER_WITHIN = QUESTIONS * (CLAIM_TERM + MAX_THINK) + POLL + MAX_WATCH
 MAX_RUN = 10_000 * MS
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A request: when, on which lease's handle, how its prompt differs, how long it waits and reads,
-    and how often the engine then looks whether the read is overdue."""
+    """A request: when, on which lease's handle, how its prompt differs, how long it waits for its turn, and
+    how often there is no room for it then, how long it reads, and how often the engine looks whether it is
+    overdue."""
 
     at_ms: int
     lease: int
@@ -30,6 +32,7 @@ class Turn:
     watch_ms: int
     abort_after_ms: int | None
     request_id: str
+    misses: int = 1
 
 
 @dataclass(frozen=True)

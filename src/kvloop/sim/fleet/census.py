@@ -7,8 +7,9 @@ ends of leases and which faults came up; a test demands that all of them do.
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from kvloop.core.claim import MAX_QUESTIONS
 from kvloop.core.lease import LeaseState
-from kvloop.sim.fleet.watch import Checker, End, Grant, Hunger, Reading, Service
+from kvloop.sim.fleet.watch import Asking, Checker, End, Grant, Hunger, Reading, Service
 from kvloop.sim.request import Reason
 from kvloop.wire.control import Claim, Refused
 
@@ -22,6 +23,14 @@ class Census(Checker):
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self._questions: Counter[str] = Counter()
+
+    def claimed(self, asking: Asking) -> None:
+        """Who asks more than once."""
+        self._questions[asking.request_id] += 1
+        asked = self._questions[asking.request_id]
+        if asked > 1:
+            self.counts["asked again" if asked < MAX_QUESTIONS else "asked for the last time"] += 1
 
     def granted(self, grant: Grant) -> None:
         """How much of what was asked for."""
@@ -50,6 +59,8 @@ class Census(Checker):
         turn = end.event.turn
         if turn is not None and end.event.reason is not Reason.ABORT:
             self.counts[f"returned {turn['reason'] or 'something'}"] += 1
+            if turn["returned_tokens"] and self._questions[end.event.request_id] > 1:
+                self.counts["returned something at last"] += 1
         if end.event.reason is Reason.ABORT:
             self.counts["aborted"] += 1
 

@@ -6,7 +6,7 @@ The calls are those of the router's own shell, in the same order; no rule stands
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -59,6 +59,19 @@ class Found(Struct, frozen=True):
     match: Match | None
 
 
+class LeaseUse:
+    """One request's time with the lease that it found: `end` tells the keeper once, the first time."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done: Callable[[], None] | None = done
+
+    def end(self) -> None:
+        """The request claims nothing any more."""
+        done, self._done = self._done, None
+        if done is not None:
+            done()
+
+
 class Filing:
     """One router process's memory."""
 
@@ -93,19 +106,20 @@ class Filing:
         lease = None if match is None else match.turn.lease
         return Found(content, names, None if lease and lease.lease_id in self._gone else match)
 
-    def begin(self, found: Found) -> None:
-        """The request may claim what it found from now on."""
+    def use(self, found: Found) -> LeaseUse:
+        """The request may claim what it found from now on, until this ends."""
         match = found.match
-        if match is not None and match.turn.lease is not None:
-            self.keeper.used(match.turn.lease.lease_id, self._now_ns(), _is_return(match))
+        if match is None or match.turn.lease is None:
+            return LeaseUse(lambda: None)
+        lease_id = match.turn.lease.lease_id
+        self.keeper.used(lease_id, self._now_ns(), _is_return(match))
+        self._plan_to_wake()
+
+        def done() -> None:
+            self.keeper.done(lease_id, self._now_ns())
             self._plan_to_wake()
 
-    def over(self, found: Found) -> None:
-        """The request claims nothing any more."""
-        match = found.match
-        if match is not None and match.turn.lease is not None:
-            self.keeper.done(match.turn.lease.lease_id, self._now_ns())
-            self._plan_to_wake()
+        return LeaseUse(done)
 
     def file(self, ask: Ask, found: Found, handle: str, engine: str) -> None:
         """A turn has ended and left a handle."""

@@ -254,9 +254,10 @@ class EngineNode:
         waits = isinstance(event.tag, Question)
         nonce = self.link.ask(target, event.message, event.tag, hear if waits else None)
         if isinstance(event.tag, Question):
-            hop = self.hops.get(event.tag.request_id)
+            request_id = event.tag.request_id
+            hop = self.hops.get(request_id)
             for checker in self.around.checkers:
-                checker.claimed(Asking(self, nonce, hop.request.salt if hop else ""))
+                checker.claimed(Asking(self, request_id, nonce, hop.request.salt if hop else ""))
 
     def _read(self, engine: Engine, event: StartRead) -> None:
         source, network = self.around.engines.get(event.engine_id), self.around.network

@@ -16,7 +16,7 @@ from msgspec import Struct
 from kvloop.sim.fleet.around import Around, Correspondent
 from kvloop.sim.fleet.chance import Chance
 from kvloop.sim.fleet.clocks import Clocks
-from kvloop.sim.fleet.filing import Ask, Filing, Found
+from kvloop.sim.fleet.filing import Ask, Filing, Found, LeaseUse
 from kvloop.sim.fleet.known import Known, KnownEngines
 from kvloop.sim.fleet.node import Hop
 from kvloop.sim.fleet.plan import MS, Plan, S
@@ -49,6 +49,7 @@ class _Run:
     name: str
     ask: Ask
     found: Found
+    use: LeaseUse
     machine: TurnMachine
     reply: Callable[[Reply], None]
     hops: int = 0
@@ -125,8 +126,7 @@ class RouterNode:
                 lambda excluded, last: self.decode.choose(excluded, preferred, last_resort=last),
                 found.match is not None,
             )
-            run = self.runs[name] = _Run(name, ask, found, machine, reply)
-            self.filing.begin(found)
+            run = self.runs[name] = _Run(name, ask, found, self.filing.use(found), machine, reply)
             self.around.note(
                 self.name, "takes", name, len(ask.text), found.match.by if found.match else "new"
             )
@@ -229,6 +229,8 @@ class RouterNode:
 
     def _first(self, run: _Run) -> None:
         run.first_ns = run.first_ns or self.around.loop.now_ns
+        if run.ask.stream:  # decode computes, so it has all that it could take over
+            run.use.end()
 
     def _timed_out(self, run: _Run) -> None:
         known = run.engine
@@ -279,7 +281,7 @@ class RouterNode:
 
     def _over(self, run: _Run) -> None:
         run.is_over = True
-        self.filing.over(run.found)
+        run.use.end()
 
     def _hang_up(self, run: _Run) -> None:
         """Close the connection of the hop under way."""

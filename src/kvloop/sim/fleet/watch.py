@@ -29,9 +29,10 @@ class ViolationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """`node` has sent a claim for a request with this salt, in a frame with this nonce."""
+    """`node` has sent a claim for a request with this id and salt, in a frame with this nonce."""
 
     node: "EngineNode"
+    request_id: str
     nonce: bytes
     salt: str
 

@@ -1,10 +1,15 @@
-"""What readers rely on: blocks that stay as they are, and bytes that come too late and touch nothing."""
+"""What readers rely on: blocks that stay as they are, and bytes that come too late and touch nothing; and
+what others rely on of them: that they come to an end of asking.
+"""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from kvloop.sim.config import NS_PER_MS
-from kvloop.sim.fleet.watch import Act, Checker, End, Grant, Reading, Service
+from kvloop.sim.fleet.watch import Act, Asking, Checker, End, Grant, Reading, Service
 from kvloop.wire.control import Release
+
+MAX_QUESTIONS = 8
 
 
 @dataclass(slots=True)
@@ -85,3 +90,36 @@ class LateReadsAreFenced(Checker):
         for owner, blocks in engine.holdings():
             if owner != read.reader and not targets.isdisjoint(blocks):
                 self.fail(f"{read.read_id} of {read.reader} landed on blocks of {owner}")
+
+
+class QuestionsEnd(Checker):
+    """A request whose claim is over before its read has begun asks again, a few times; and never once it has
+    begun to read, however that ends.
+    """
+
+    def __init__(self) -> None:
+        self._asked: Counter[tuple[str | None, str]] = Counter()
+        self._began: set[tuple[str | None, str]] = set()
+
+    def claimed(self, asking: Asking) -> None:
+        """It may ask, and not too often."""
+        key = (asking.node.incarnation, asking.request_id)
+        self._asked[key] += 1
+        if self._asked[key] > MAX_QUESTIONS:
+            self.fail(f"{asking.request_id} asks {self._asked[key]} times")
+        if key in self._began:
+            self.fail(f"{asking.request_id} asks after its read has begun")
+
+    def read_began(self, reading: Reading) -> None:
+        """It has what it asked for."""
+        if reading.read.claim_id:
+            self._began.add((reading.node.incarnation, reading.read.reader))
+
+    def finished(self, end: End) -> None:
+        """It asks nobody any more."""
+        key, turn = (end.node.incarnation, end.event.request_id), end.event.turn
+        asked = self._asked.pop(key, 0)
+        is_too_late = turn is not None and turn["reason"] == "deadline"
+        if is_too_late and asked < MAX_QUESTIONS and key not in self._began:
+            self.fail(f"{end.event.request_id} does not ask again")
+        self._began.discard(key)
