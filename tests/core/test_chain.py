@@ -184,6 +184,15 @@ def test_media_order_does_not_count() -> None:
     assert build_chain(KEY, ROOT, [0] * 9, items) == build_chain(KEY, ROOT, [0] * 9, items[::-1])
 
 
+@pytest.mark.parametrize("code", ["I", "H", "Q"])
+def test_packed_numbers_are_the_same_tokens(code: str) -> None:
+    """However wide they are packed; and the array stays as it is."""
+    tokens = [number % 60_000 for number in range(0, 3_000_000, 20_011)]
+    packed = array(code, tokens)
+    assert build_chain(KEY, ROOT, packed) == build_chain(KEY, ROOT, tokens)
+    assert packed == array(code, tokens)
+
+
 def test_refuses_what_is_no_token() -> None:
     """A number that no token id can be is an error, never a digest of something else."""
     for tokens in ([-1], [2**32]):

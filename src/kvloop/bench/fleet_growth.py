@@ -73,8 +73,9 @@ def plan_of(engines: int, conversations: int) -> Plan:
 
 def run_through(world: World) -> None:
     """Let every conversation come to its end."""
-    world.people.open_the_doors()
-    while not world.people.are_through and world.loop.step():
+    people, step = world.people, world.loop.step
+    people.open_the_doors()
+    while step() and not people.are_through:
         pass
 
 

@@ -96,12 +96,12 @@ def build_chain(key: bytes, root: bytes, tokens: Sequence[int], media: Sequence[
     token_bytes = _little_endian(tokens)
     by_segment = _media_by_segment(media, len(tokens))
     digests = []
-    previous = root
+    previous, blake2b = root, hashlib.blake2b
     for start in range(0, len(token_bytes), _SEGMENT_BYTES):
         link = token_bytes[start : start + _SEGMENT_BYTES]
         items = by_segment.get(start // _SEGMENT_BYTES) if by_segment else None
         if items is None:
-            previous = hashlib.blake2b(previous + link, key=key, digest_size=DIGEST_BYTES).digest()
+            previous = blake2b(previous + link, key=key, digest_size=DIGEST_BYTES).digest()
         else:
             previous = _media_link(key, previous, link, items)
         digests.append(previous)
@@ -143,6 +143,8 @@ def _common_prefix_bytes(left: bytes, right: bytes) -> int:
 
 
 def _little_endian(tokens: Sequence[int]) -> bytes:
+    if isinstance(tokens, array) and tokens.typecode == "I" and sys.byteorder == "little":
+        return tokens.tobytes()  # packed already: not to be looked at one by one
     numbers = array("I", tokens)
     if sys.byteorder == "big":
         numbers.byteswap()

@@ -20,7 +20,8 @@ class Deadlines(KeyHeap[int]):
 
     def pop_due(self, now_ns: int) -> str | None:
         """Take out the earliest key whose deadline is `now_ns` or before; None if there is none."""
-        if not self._heap:
+        heap = self._heap
+        if not heap or heap[0][0] > now_ns:  # no entry is due, dead or alive
             return None
         least = self.least()
         if least is None or least[0] > now_ns:

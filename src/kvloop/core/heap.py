@@ -37,9 +37,10 @@ class KeyHeap(Generic[Rank]):
         """Give `key` this rank, in place of any that it has."""
         self._sequence += 1
         entry = (rank, self._sequence, key)
-        self._entries[key] = entry
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._entries) + _SWEEP_FLOOR_ENTRIES:
+        heap, entries = self._heap, self._entries
+        entries[key] = entry
+        heapq.heappush(heap, entry)
+        if len(heap) > 2 * len(entries) + _SWEEP_FLOOR_ENTRIES:
             self._rebuild()
 
     def set_many(self, ranks: Mapping[str, Rank]) -> None:
@@ -55,8 +56,8 @@ class KeyHeap(Generic[Rank]):
 
     def discard(self, key: str) -> None:
         """Forget `key`, if it is there."""
-        if self._entries.pop(key, None) is not None:
-            self._sweep()
+        if self._entries.pop(key, None) is not None and self._is_sparse():
+            self._rebuild()
 
     def rank(self, key: str) -> Rank | None:
         """The key's rank, or None."""
@@ -84,10 +85,6 @@ class KeyHeap(Generic[Rank]):
 
     def _is_sparse(self) -> bool:
         return len(self._heap) > 2 * len(self._entries) + _SWEEP_FLOOR_ENTRIES
-
-    def _sweep(self) -> None:
-        if self._is_sparse():
-            self._rebuild()
 
     def _rebuild(self) -> None:
         self._heap = list(self._entries.values())

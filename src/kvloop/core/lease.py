@@ -50,7 +50,7 @@ class LeaseTable(LeaseBooks):
         if self._find(lease_id) is not None:
             raise ValueError(f"lease {lease_id!r} is there already")
         needed = -(-chain.token_count // self.block_size)
-        if not blocks or (not exact_only and min(len(group) for group in blocks) < needed):
+        if not blocks or (not exact_only and min(map(len, blocks)) < needed):
             raise ValueError(f"{chain.token_count} tokens need {needed} blocks in each group")
         checked_chance(chance)
         if term_ns <= 0:
@@ -176,6 +176,8 @@ class LeaseTable(LeaseBooks):
 
     def take_freed(self) -> list[FreedLease]:
         """The leases that have ended since the last call, each once: give their blocks back."""
+        if not self._freed:  # asked far more often than anything has ended
+            return []
         freed, self._freed = self._freed, []
         return freed
 

@@ -56,8 +56,10 @@ class LeaseBooks:
 
     def next_deadline_ns(self) -> int | None:
         """When `advance` will next have something to do, or None."""
-        pending = (self._lease_deadlines.next_ns(), self._claims.next_ns())
-        return min((deadline_ns for deadline_ns in pending if deadline_ns is not None), default=None)
+        lease_ns, claim_ns = self._lease_deadlines.next_ns(), self._claims.next_ns()
+        if lease_ns is None or (claim_ns is not None and claim_ns < lease_ns):
+            return claim_ns
+        return lease_ns
 
     def counts(self) -> dict[LeaseState, int]:
         """Leases now granted and claimed; of the final states, how many leases ever ended so."""

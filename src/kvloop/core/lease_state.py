@@ -125,7 +125,7 @@ class Lease:
     block_count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.block_count = sum(len(group) for group in self.blocks)
+        self.block_count = sum(map(len, self.blocks))
 
     def lent(self, tokens: int, block_size: int) -> Blocks:
         """The blocks that hold the first `tokens` tokens; all of them if nothing less can be used."""

@@ -98,8 +98,12 @@ class LifeTable:
 
     def waited(self, first: int, last: int) -> None:
         """A wait got through bins `first` to before `last`."""
+        self.events += last - first
+        exposure = self.exposure
         for index in range(first, last):
-            self._add(index, OBSERVATION, 0)
+            exposure[index] += OBSERVATION
+            if exposure[index] > FADE_WEIGHT:
+                self._fade(index)
 
     def returned(self, index: int) -> None:
         """A wait ended in this bin by a return."""
@@ -124,5 +128,8 @@ class LifeTable:
         self.exposure[index] += exposure
         self.returns[index] += returns
         if self.exposure[index] > FADE_WEIGHT:
-            self.exposure[index] //= 2
-            self.returns[index] //= 2
+            self._fade(index)
+
+    def _fade(self, index: int) -> None:
+        self.exposure[index] //= 2
+        self.returns[index] //= 2

@@ -94,8 +94,7 @@ def content_keys(key: bytes, root: Sequence[bytes], units: Iterable[bytes]) -> l
     for unit in units:
         if len(keys) == MAX_UNITS:
             break
-        rolling.update(len(unit).to_bytes(8, "little"))
-        rolling.update(unit)
+        rolling.update(len(unit).to_bytes(8, "little") + unit)
         keys.append(rolling.copy().digest())
     return keys
 
@@ -155,13 +154,14 @@ class LineageTable:
             return []
         label = (content or names)[-1].hex()
         self._serial += 1
-        names_bytes = sum(len(name.kind) + len(name.value) for name in turn.names)
+        names_bytes = sum([len(name.kind) + len(name.value) for name in turn.names])
         cost_bytes = TURN_COST_BYTES + len(turn.handle) + names_bytes + KEY_COST_BYTES * len(unique)
         entry = _Entry(str(self._serial), label, turn, unique, cost_bytes, len(unique))
         superseded: list[FiledTurn] = []
+        newest = self._newest
         for key in unique:
-            older = self._newest.get(key)
-            self._newest[key] = entry
+            older = newest.get(key)
+            newest[key] = entry
             if older is not None:
                 older.held -= 1
                 if not older.held:

@@ -8,15 +8,14 @@ additive form). Ties go round by turn number, which the caller counts.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 AFFINITY_SLACK_REQUESTS = (
     4  # the blocks that another engine would have to pull cost less than a queue of five
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An engine as placement sees it: requests in flight, and whether it is worth trying now."""
 
     name: str
@@ -35,7 +34,7 @@ def choose(
     usable = [one for one in candidates if one.available and one.name not in excluded]
     if not usable:
         return None
-    least = min(one.in_flight for one in usable)
+    least = min([one.in_flight for one in usable])
     if preferred is not None:
         for one in usable:
             if one.name == preferred and one.in_flight <= least + slack_requests:

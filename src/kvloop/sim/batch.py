@@ -233,8 +233,8 @@ class Batch:
         host, most = self._host, self._host.config.max_bulk_steps
         if most == 1 or len(parts) < len(self._running) or any(one.left != 1 for one, _ in parts):
             return 1
-        times = min(most, *(sequence.steps_left() for sequence, _ in parts))
-        missing = sum(max(0, host.tables.missing(one, one.start + times)) for one, _ in parts)
+        times = min(most, *[sequence.steps_left() for sequence, _ in parts])
+        missing = sum([max(0, host.tables.missing(one, one.start + times)) for one, _ in parts])
         if missing > host.pool.free_count:
             return 1
         for sequence, _ in parts:

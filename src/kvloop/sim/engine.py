@@ -58,6 +58,12 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._arriving = Deadlines()
         self._batch = Batch(self)
+        self._deadlines = (
+            self._arriving.next_ns,
+            self.leases.table.next_deadline_ns,
+            self.transfers.reads.book.next_deadline_ns,
+            self.transfers.handovers.next_ns,
+        )
         self._submitted = 0
         self._next_ns: int | None = None
         self._next_is_known = False
@@ -123,7 +129,10 @@ class Engine:
 
     def advance(self, now_ns: int) -> None:
         """Let everything up to `now_ns` happen, in order."""
-        while (due_ns := self.next_ns()) is not None and due_ns <= now_ns:
+        while True:
+            due_ns = self._next_ns if self._next_is_known else self.next_ns()
+            if due_ns is None or due_ns > now_ns:
+                return
             self._pass(due_ns)
 
     def next_ns(self) -> int | None:
@@ -134,12 +143,8 @@ class Engine:
         if self._next_is_known:
             return self._next_ns
         next_ns = self._batch.ends_ns
-        for time_ns in (
-            self._arriving.next_ns(),
-            self.leases.table.next_deadline_ns(),
-            self.transfers.reads.book.next_deadline_ns(),
-            self.transfers.handovers.next_ns(),
-        ):
+        for due in self._deadlines:
+            time_ns = due()
             if time_ns is not None and (next_ns is None or time_ns < next_ns):
                 next_ns = time_ns
         self._next_ns, self._next_is_known = next_ns, True

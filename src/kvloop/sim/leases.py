@@ -98,8 +98,7 @@ class Leases:
         self.table.advance(now_ns)
         freed = self.table.take_freed()
         for lease in freed:
-            proofs = tuple(tuple(self._pool.proof(block) for block in group) for group in lease.blocks)
-            self.soft.keep(lease, proofs)
+            self.soft.keep(lease, tuple([self._pool.proofs(group) for group in lease.blocks]))
             for group in lease.blocks:
                 self._pool.free(group)
         return len(freed)

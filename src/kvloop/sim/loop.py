@@ -29,7 +29,8 @@ class Loop:
     def at(self, time_ns: int, action: Action) -> None:
         """Let `action` happen at `time_ns`, or now, if that has passed."""
         self._planned += 1
-        heapq.heappush(self._heap, (max(time_ns, self.now_ns), self._planned, action))
+        now_ns = self.now_ns
+        heapq.heappush(self._heap, (time_ns if time_ns > now_ns else now_ns, self._planned, action))
 
     def after(self, delay_ns: int, action: Action) -> None:
         """Let `action` happen in so many nanoseconds."""
@@ -47,7 +48,9 @@ class Loop:
 
     def run(self, until_ns: int | None = None) -> None:
         """Let everything happen, or everything up to `until_ns`, which it is then."""
-        while self._heap and (until_ns is None or self._heap[0][0] <= until_ns):
-            self.step()
+        heap, pop = self._heap, heapq.heappop
+        while heap and (until_ns is None or heap[0][0] <= until_ns):
+            self.now_ns, _, action = pop(heap)
+            action()
         if until_ns is not None:
             self.now_ns = max(self.now_ns, until_ns)

@@ -54,20 +54,15 @@ class Memory:
         """0 where `blocks` hold the KV of the first `tokens` tokens of `text`; else what is there instead."""
         if not tokens:
             return 0
-        cells, rest = divmod(tokens, self.cell_tokens)
         held = self.read(blocks[: -(-tokens // (self.cell_tokens * self._cells_per_block))])
-        expected = text.states(cells)
-        if rest:
-            expected.append(text.state(tokens))
+        expected = text.states_up_to(tokens)
         del held[len(expected) :]
         return 0 if held == expected else mixed(*held)
 
     def compute(self, text: Text, blocks: Sequence[int], start: int, end: int, seen: int) -> None:
         """Fill `blocks` with the KV of tokens `start` to `end`, computed from what was `seen` before them."""
         first, last = start // self.cell_tokens, -(-end // self.cell_tokens)
-        states = text.states(end // self.cell_tokens)[first:]
-        if end % self.cell_tokens:
-            states.append(text.state(end))
+        states = text.states_up_to(end)[first:]
         if seen:
             states = [mixed(seen, state) for state in states]
         per_block = self._cells_per_block

@@ -35,6 +35,11 @@ class BlockPool:
         """What the block is: how often it was handed out, and the name of what it holds."""
         return self._handed_out[block], self._name_of.get(block)
 
+    def proofs(self, blocks: Iterable[int]) -> tuple[tuple[int, int | None], ...]:
+        """The proof of each."""
+        handed_out, name_of = self._handed_out, self._name_of
+        return tuple([(handed_out[block], name_of.get(block)) for block in blocks])
+
     def is_held(self, block: int) -> bool:
         """Whether anybody holds the block."""
         return block in self._holders
@@ -43,36 +48,38 @@ class BlockPool:
         """Hold `count` blocks that nobody holds, and forget what they had; None if there are not so many."""
         if count > self.free_count:
             return None
-        taken = []
-        for _ in range(count):
-            if self._never_used < self.blocks:
-                block = self._never_used
-                self._never_used += 1
-            else:
-                block, _ = self._freed.popitem(last=False)
-                self._forget(block)
-            self._holders[block] = 1
-            self._handed_out[block] += 1
+        fresh = min(count, self.blocks - self._never_used)
+        taken = list(range(self._never_used, self._never_used + fresh))
+        self._never_used += fresh
+        for _ in range(count - fresh):
+            block, _ = self._freed.popitem(last=False)
+            self._forget(block)
             taken.append(block)
+        held, handed_out = self._holders, self._handed_out
+        for block in taken:
+            held[block] = 1
+            handed_out[block] += 1
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Hold each of `blocks` once more."""
+        held = self._holders
         for block in blocks:
-            holders = self._holders.get(block, 0)
+            holders = held.get(block, 0)
             if not holders:
                 del self._freed[block]
-            self._holders[block] = holders + 1
+            held[block] = holders + 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give one hold on each of `blocks` back, the last one first. KeyError where there is none."""
+        held, freed = self._holders, self._freed
         for block in reversed(blocks):
-            holders = self._holders[block] - 1
+            holders = held[block] - 1
             if holders:
-                self._holders[block] = holders
+                held[block] = holders
             else:
-                del self._holders[block]
-                self._freed[block] = None
+                del held[block]
+                freed[block] = None
 
     def cache(self, block: int, name: int) -> None:
         """Let a full block be found under `name`, unless another one is."""

@@ -34,8 +34,10 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def takes_ns(self, parts: list[tuple[int, int]]) -> int:
         """Nanoseconds of a step whose requests compute so many tokens behind so many others each."""
-        tokens = sum(count for count, _ in parts)
-        pairs = sum(count * before + count * (count + 1) // 2 for count, before in parts)
+        tokens = sum([count for count, _ in parts])
+        pairs = 0
+        if self.pair_ps:
+            pairs = sum([count * before + count * (count + 1) // 2 for count, before in parts])
         prompt_ns = self.prompt_ns if tokens > len(parts) else 0
         return max(self.base_ns, self.token_ns * tokens) + self.pair_ps * pairs // 1000 + prompt_ns
 

@@ -89,14 +89,20 @@ class Text:
                 states.append(state)
         return states[:cells]
 
+    def states_up_to(self, tokens: int) -> list[int]:
+        """The states after each whole cell of the first `tokens` tokens, and after a part of one."""
+        cells, rest = divmod(tokens, self.cell_tokens)
+        states = self.states(cells)
+        if rest:
+            before = states[-1] if cells else self.origin
+            start = cells * self.cell_tokens * TOKEN_BYTES
+            data = self._data[start : start + rest * TOKEN_BYTES]
+            states.append(_digest(before.to_bytes(STATE_BYTES) + data))
+        return states
+
     def state(self, tokens: int) -> int:
         """The state after the first `tokens` tokens."""
-        cells, rest = divmod(tokens, self.cell_tokens)
-        before = self.states(cells)[-1] if cells else self.origin
-        if not rest:
-            return before
-        start = cells * self.cell_tokens * TOKEN_BYTES
-        return _digest(before.to_bytes(STATE_BYTES) + self._data[start : start + rest * TOKEN_BYTES])
+        return self.states_up_to(tokens)[-1] if tokens else self.origin
 
     def chain(self, key: bytes, root: bytes, tokens: int) -> Chain:
         """`core`'s chain over the first `tokens` tokens (all of them, where there are fewer)."""

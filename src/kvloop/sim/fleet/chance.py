@@ -18,14 +18,15 @@ class Chance:
 
     def __init__(self, seed: int, part: str) -> None:
         self._random = Random(f"{seed}/{part}")
+        self._draw = self._random.random  # by far the most asked
 
     def within(self, low: int, high: int) -> int:
         """A whole number from `low` to `high`, both included, each as likely."""
-        return low + int(self._random.random() * (high - low + 1))
+        return low + int(self._draw() * (high - low + 1))
 
     def spread(self, low: int, high: int) -> int:
         """A whole number from `low` (at least 1) to `high`, each factor as likely: log-uniform."""
-        return min(high, int(low * (high / low) ** self._random.random()))
+        return min(high, int(low * (high / low) ** self._draw()))
 
     def waiting(self, mean: int) -> int:
         """How long until the next of events that come by themselves, `mean` apart: exponential."""
@@ -33,11 +34,11 @@ class Chance:
 
     def permille(self, chance: int) -> bool:
         """True in so many of 1,000 cases."""
-        return self._random.random() * PERMILLE < chance
+        return self._draw() * PERMILLE < chance
 
     def pick(self, items: Sequence[T]) -> T:
         """One of them."""
-        return items[int(self._random.random() * len(items))]
+        return items[int(self._draw() * len(items))]
 
     def word(self) -> int:
         """64 bits."""

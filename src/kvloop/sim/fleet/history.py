@@ -6,6 +6,7 @@ written out when it is needed. An answer that goes back unchanged is, token for 
 """
 
 import hashlib
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from kvloop.sim.text import TOKEN_BYTES
 
 USER, ASSISTANT, SYSTEM = b"<|us", b"<|as", b"<|sy"
 UNIT_BYTES = 16
+MAX_REMEMBERED = 20_000  # messages: a client sends each with every turn, and they are a few hundred bytes
 
 
 class Message(Struct, frozen=True):
@@ -35,11 +37,13 @@ class Message(Struct, frozen=True):
         key = self.seed.to_bytes(8)
         return hashlib.shake_128(key).digest(TOKEN_BYTES * self.tokens)
 
+    @lru_cache(MAX_REMEMBERED)  # noqa: B019 - a value, and the bound is that of the table
     def unit(self) -> bytes:
         """What a router knows it by."""
         named = b"%b%d/%d/%d" % (self.role, self.seed, self.tokens, self.skipped)
         return hashlib.blake2b(named, digest_size=UNIT_BYTES).digest()
 
+    @lru_cache(MAX_REMEMBERED)  # noqa: B019
     def rendered(self) -> bytes:
         """As the template has it."""
         return self.role + self.content() + STOP_TOKEN
@@ -50,12 +54,12 @@ History = tuple[Message, ...]
 
 def prompt_of(history: History) -> bytes:
     """The tokens of a request with this history."""
-    return b"".join(message.rendered() for message in history) + ASSISTANT
+    return b"".join([message.rendered() for message in history]) + ASSISTANT
 
 
 def prompt_tokens(history: History) -> int:
     """How many those are."""
-    return sum(message.tokens - message.skipped + 2 for message in history) + 1
+    return sum([message.tokens - message.skipped + 2 for message in history]) + 1
 
 
 def edited(history: History, place: int, seed: int) -> History:

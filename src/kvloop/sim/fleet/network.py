@@ -23,20 +23,22 @@ class Network:
         self.faulty = True
         self.frames = 0
         self._loop = loop
+        self._low_ns = plan.latency_us * 1000
         self._plan = plan
         self._chance = chance
         self._cuts: dict[frozenset[str], int] = {}
 
     def latency_ns(self) -> int:
         """How long something small is on its way."""
-        low = self._plan.latency_us * 1000
-        return self._chance.within(low, 2 * low)
+        return self._chance.within(self._low_ns, 2 * self._low_ns)
 
     def frame(self, source: str, target: str, deliver: Action) -> None:
         """A control frame: it comes once, late, twice, or not at all."""
         self.frames += 1
         plan, chance = self._plan, self._chance
-        if self.is_cut(source, target) or (self.faulty and chance.permille(plan.loss)):
+        if self._cuts and self.is_cut(source, target):
+            return
+        if self.faulty and chance.permille(plan.loss):
             return
         copies = 1 + (self.faulty and chance.permille(plan.duplicate))
         for _ in range(copies):
@@ -49,7 +51,7 @@ class Network:
 
     def hop(self, source: str, target: str, deliver: Action, fail: Action) -> None:
         """A request or an answer over a connection: it arrives, or the connection cannot be made."""
-        if self.is_cut(source, target):
+        if self._cuts and self.is_cut(source, target):
             self._loop.after(CONNECT_TIMEOUT_NS, fail)
         else:
             self._loop.after(self.latency_ns(), deliver)

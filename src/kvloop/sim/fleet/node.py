@@ -167,7 +167,7 @@ class EngineNode:
         checkers = self.around.checkers
         was_idle = bool(checkers) and engine.is_idle
         try:
-            engine.advance(self.now_ns())
+            engine.advance(self.clocks.monotonic_ns(self.around.loop.now_ns))
             action(engine)
         except Exception as error:  # whatever the code under test raises is a finding
             self.around.failed(self.name, error)
@@ -182,15 +182,17 @@ class EngineNode:
         due_ns = engine.next_ns()
         if due_ns is None:
             return
-        true_ns = max(self.clocks.true_ns(due_ns), self.around.loop.now_ns)
+        true_ns, now_ns = self.clocks.true_ns(due_ns), self.around.loop.now_ns
+        if true_ns < now_ns:
+            true_ns = now_ns
         if true_ns != self._wakes_ns:
             self._wakes_ns = true_ns
             self.around.loop.at(true_ns, self._wake)
 
     def _wake(self) -> None:
         engine = self.engine
-        if engine is None or self.is_stopped:
-            return
+        if engine is None or self.is_stopped or self.around.loop.now_ns < self._wakes_ns:
+            return  # in the last case the plan has changed since, and another event stands for it
         due_ns = engine.next_ns()
         if due_ns is not None and due_ns <= self.now_ns():
             self._wakes_ns = -1

@@ -186,7 +186,7 @@ class People:
         ask = Ask(
             tenant=talk.tenant,
             salt=talk.tenant,
-            units=tuple(message.unit() for message in history),
+            units=tuple([message.unit() for message in history]),
             names=(Name("conversation_id", talk.label),) if talk.label else (),
             text=text,
             max_tokens=max_tokens,
