@@ -27,10 +27,8 @@ Ended = Callable[[Finished | None, bytes], None]
 
 @dataclass(slots=True, eq=False)
 class Hop:
-    """A request on an engine: who sent it, and how to tell him of the first token and the end.
-
-    `ended(None, ...)`: the connection broke.
-    """
+    """A request on an engine: who sent it, and how to tell him of the first token and the end; of None
+    where the connection broke."""
 
     source: str
     request: Request
