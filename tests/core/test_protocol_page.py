@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvloop.core import life_table, returns, soft, worth
+from kvloop.core.claim import MAX_QUESTIONS
 from kvloop.core.keeper import KeeperTimes
 from kvloop.core.life_table import Ending
 from kvloop.core.returns import ReturnModel
@@ -44,6 +45,7 @@ def test_the_page_shows_the_recorded_sessions() -> None:
         f"ticks of `interval` ({TIMES.interval_ns // S} s) for terms of `term` ({TIMES.term_ns // S} s)",
         f"past `ttl` ({TIMES.ttl_ns // S} s) since the last use",
         "per engine and second" if TIMES.drop_every_ns == S else "?",
+        f"with a new deadline, up to {MAX_QUESTIONS} times in all.",
         f"The default break-even time is {returns.DEFAULT_BREAK_EVEN_NS // S} s.",
         f"it has seen {life_table.FADE_WEIGHT // life_table.OBSERVATION} waits",
         f"with the weight of {returns.SHRINK_WEIGHT // life_table.OBSERVATION} waits",

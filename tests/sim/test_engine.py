@@ -192,6 +192,23 @@ def test_without_an_answer_it_computes() -> None:
     drained(world)
 
 
+@pytest.mark.parametrize(("busy_ms", "questions"), [(50, 1), (150, 2), (1500, 2)])
+def test_a_claim_that_lapsed_in_the_queue_is_asked_for_again(busy_ms: int, questions: int) -> None:
+    """However long another request held the engine: once when the request came, and where its claim was over
+    by then (100 ms, with the margin) once more when its turn has come; and it reads."""
+    world = pair(make_profile(running=1), claim_term_ns=200 * MS)
+    _, first = world.turn("a", tokens(300))
+    asked_before = len(world.sent)
+    world.submit("p", Request("busy", world.text(tokens(20, 2)), busy_ms, ends_at=2000, hop=Hop.ALONE))
+    said, finished = world.turn("b", tokens(400), first.handle)
+    assert (world.report("b")["reason"], world.report("b")["returned_tokens"]) == (None, 256)
+    assert sum(isinstance(send.message, Claim) for send in world.sent[asked_before:]) == questions
+    assert not finished.wrong
+    assert said == pair().turn("b", tokens(400))[0]
+    world.run()
+    drained(world)
+
+
 def test_a_late_read_is_fenced() -> None:
     """A read that outlives its claim: the request starts over at the deadline, in other blocks; the late
     bytes land in blocks that nobody has."""

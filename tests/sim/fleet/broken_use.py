@@ -13,7 +13,9 @@ from kvloop.core.lineage import LineageTable
 from kvloop.core.soft import SoftTable
 from kvloop.local.fleet_turns import RouterTurn
 from kvloop.sim import batch, leases
-from kvloop.sim.fleet import filing, talk
+from kvloop.sim.fleet import filing, router, talk
+from kvloop.sim.fleet.plan import S
+from kvloop.sim.fleet.turns import Refuse
 from kvloop.sim.loads import Loads
 from kvloop.sim.pool import BlockPool
 from tests.sim.fleet.broken_leases import proof_rounded_up
@@ -245,7 +247,7 @@ def router_that_reads(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("LossCostsTime")
 def turn_that_gives_up(patch: pytest.MonkeyPatch) -> None:
-    """A turn whose prefill fails is answered with an error, although decode alone could serve it."""
-    from kvloop.sim.fleet.turns import Refuse
-
+    """A turn whose prefill fails is answered with an error, although decode alone could serve it; and a
+    prefill that takes longer than a second has failed."""
+    patch.setattr(router, "PREFILL_TIMEOUT_NS", S)
     patch.setattr(RouterTurn, "prefill_failed", lambda *_: Refuse("prefill failed"))
