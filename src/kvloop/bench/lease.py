@@ -1,6 +1,7 @@
 """What leases cost and bring, measured: `python -m kvloop.bench.lease`.
 
     replay    recorded agent sessions in virtual time: memory held per reused token, and turns that reuse
+    fleet     the same sessions at full size in a whole simulated fleet
     load      a real decode engine under load: throughput and time per output token, retention on and off
     control   a real router and a real decode engine with ten thousand live leases: renewals and claims
 
@@ -13,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvloop.bench import lease_control, lease_load
+from kvloop.bench import lease_control, lease_fleet, lease_load
 from kvloop.bench.lease_replay import Outcome, Policy, Replay
 from kvloop.bench.report import Bound, Row, Target
 from kvloop.bench.run import conclude, say
@@ -22,8 +23,9 @@ from kvloop.bench.ttft import run_seed
 from kvloop.errors import UserError
 from kvloop.local.stack import Stack
 from kvloop.local.stack_config import StackConfig
+from kvloop.sim.fleet.recorded import read_recorded
 
-PARTS = ("replay", "load", "control")
+PARTS = ("replay", "fleet", "load", "control")
 MOST_HELD = 0.25
 LEAST_REUSE = 0.98
 JUDGED_POOL_TOKENS = 8_000_000
@@ -69,6 +71,8 @@ def main(words: list[str] | None = None) -> int:
 def _part(part: str, options: Options, seed: str) -> list[Row]:
     if part == "replay":
         return replay_rows(options.trace, POOLS_TOKENS[:1] if options.is_quick else POOLS_TOKENS)
+    if part == "fleet":
+        return lease_fleet.measure(read_recorded(options.trace), is_quick=options.is_quick)
     if part == "load":
         with Stack(StackConfig(options.model, decode_flags=lease_load.ENGINE_FLAGS), say=say) as stack:
             return lease_load.measure(

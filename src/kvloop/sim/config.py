@@ -36,5 +36,6 @@ class EngineConfig:
     max_claims: int = 10_000
     max_reads: int = 10_000
     max_bulk_steps: int = 1
+    revives: bool = True  # a claim on a lease that has ended may have it again
     revision: str = "sim"
     layout: str = "sim"

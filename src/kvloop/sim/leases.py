@@ -186,6 +186,7 @@ class Leases:
         with suppress(ProtocolError):  # refused below
             if (
                 not starved
+                and self._config.revives
                 and claim.incarnation == self._config.incarnation
                 and self.table.state(claim.lease_id) is None
             ):

@@ -55,9 +55,14 @@ class Text:
 
     def copy(self) -> "Text":
         """The same text, to be grown by somebody else."""
-        twin = Text(self._data, self.origin, self.cell_tokens)
-        twin._states = self._states.copy()
-        twin._chain_root, twin._segments = self._chain_root, self._segments
+        return self.prefix(self.count)
+
+    def prefix(self, tokens: int) -> "Text":
+        """Its first tokens as a text of its own, with what is known of them."""
+        twin = Text(self._data[: tokens * TOKEN_BYTES], self.origin, self.cell_tokens)
+        twin._states = self._states[: tokens // self.cell_tokens]
+        twin._chain_root = self._chain_root
+        twin._segments = self._segments[: tokens // SEGMENT_TOKENS * DIGEST_BYTES]
         return twin
 
     def append(self, data: bytes) -> None:

@@ -8,11 +8,15 @@ import argparse
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from kvloop.errors import UserError
 from kvloop.sim.fleet.plan import Plan, draw
+from kvloop.sim.fleet.players import fitted
+from kvloop.sim.fleet.recorded import RecordedSession, read_recorded
 from kvloop.sim.fleet.turns import MakeTurn
 from kvloop.sim.fleet.world import Outcome, World
 
@@ -52,10 +56,19 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the plan that is not to be drawn; repeat for more",
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="clients play the recorded sessions of this file, in their full size",
+    )
 
 
-def plan_of(seed: int, settings: list[str]) -> Plan:
-    """A seed's plan, with these options instead of the drawn ones. UserError for what is none."""
+def plan_of(seed: int, settings: list[str], sessions: Sequence[RecordedSession] = ()) -> Plan:
+    """A seed's plan, with these options instead of the drawn ones. UserError for what is none.
+
+    `sessions`: what is to be played; engines and times are made to suit it.
+    """
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"a seed is a number from 0 to {MAX_SEED - 1}")
     changes: dict[str, Any] = {}
@@ -69,18 +82,21 @@ def plan_of(seed: int, settings: list[str]) -> Plan:
             raise UserError(f"--set {setting}: {text!r} is no whole number") from None
         if changes[name] < 0:
             raise UserError(f"--set {setting}: a negative number")
-    return replace(draw(seed), **changes)
+    drawn = draw(seed)
+    return replace(fitted(drawn, sessions) if sessions else drawn, **changes)
 
 
 def run_fleet(args: argparse.Namespace, make_turn: MakeTurn) -> int:
     """Run the seeds; the exit status."""
     first = int.from_bytes(os.urandom(4)) if args.seed is None else args.seed
+    sessions = read_recorded(args.trace) if args.trace else []
+    again = "".join(f" --set {one}" for one in args.settings) + (f" --trace {args.trace}" if sessions else "")
     failed, census, turns = 0, Counter[str](), 0
     for seed in range(first, first + args.count):
-        plan = plan_of(seed, args.settings)
+        plan = plan_of(seed, args.settings, sessions)
         if args.count == 1:
             _say_plan(plan)
-        outcome = World(plan, make_turn).run()
+        outcome = World(plan, make_turn, sessions=sessions).run()
         _say(_line(outcome))
         turns += outcome.turns
         census += outcome.census
@@ -88,7 +104,7 @@ def run_fleet(args: argparse.Namespace, make_turn: MakeTurn) -> int:
             failed += 1
             if args.count > 1:
                 _say_plan(plan)
-            _say(f"  to see it: kvloop sim replay {seed}" + "".join(f" --set {one}" for one in args.settings))
+            _say(f"  to see it: kvloop sim replay {seed}{again}")
     if args.census:
         for name, count in sorted(census.items()):
             _say(f"{count:10,}  {name}")
@@ -99,7 +115,9 @@ def run_fleet(args: argparse.Namespace, make_turn: MakeTurn) -> int:
 
 def run_replay(args: argparse.Namespace, make_turn: MakeTurn) -> int:
     """Run one seed and show its plan and its end; the exit status."""
-    world = World(plan_of(args.seed, args.settings), make_turn, kept_lines=max(1, args.lines))
+    sessions = read_recorded(args.trace) if args.trace else []
+    plan = plan_of(args.seed, args.settings, sessions)
+    world = World(plan, make_turn, kept_lines=max(1, args.lines), sessions=sessions)
     _say_plan(world.plan)
     outcome = world.run()
     for line in outcome.trace.lines:

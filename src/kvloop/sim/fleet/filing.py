@@ -85,6 +85,7 @@ class Filing:
         times = KeeperTimes(plan.renew_ms * MS, plan.lease_term_ms * MS, self._ttl_ns)
         model = ReturnModel(self._ttl_ns, self._ttl_ns // plan.break_even_parts)
         self.keeper = Keeper(model, times, fixed=plan.fixed_leases)
+        self._pinned = plan.pinned_leases
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._wakes_ns = -1
         self._is_over = False
@@ -132,7 +133,7 @@ class Filing:
             lease = None
         names, depth = tuple(name for name, _ in found.names), len(found.content)
         turn = FiledTurn(handle.encode(), engine, ask.tenant, depth, now_ns + self._ttl_ns, names, lease)
-        if lease is not None:
+        if lease is not None and not self._pinned:
             keep_ns = None if ask.keep_ms is None else ask.keep_ms * MS
             self.keeper.filed(lease, ask.tenant, ask.ending, now_ns, keep_ns)
         self._end(self.lineage.file(turn, found.content, [key for _, key in found.names], now_ns))

@@ -6,6 +6,7 @@ written out when it is needed. An answer that goes back unchanged is, token for 
 """
 
 import hashlib
+from dataclasses import dataclass
 from functools import lru_cache
 
 from msgspec import Struct
@@ -50,6 +51,18 @@ class Message(Struct, frozen=True):
 
 
 History = tuple[Message, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Talk:
+    """A conversation: whose, its history so far, its name if it has one, how many turns are to come."""
+
+    name: str
+    tenant: str
+    history: History
+    label: str
+    turns_left: int
+    served: int = 0
 
 
 def prompt_of(history: History) -> bytes:

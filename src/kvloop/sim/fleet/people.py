@@ -23,6 +23,7 @@ from kvloop.sim.fleet.history import (
     USER,
     History,
     Message,
+    Talk,
     compacted,
     edited,
     prompt_of,
@@ -49,21 +50,10 @@ class Turn:
     seed: int
     expected: bytes
     began_ns: int
+    number: int = 0  # of its conversation's
     sent: int = 0
     router: RouterNode | None = None
     has_left: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Talk:
-    """A conversation: whose, its history so far, its name if it has one, how many turns are to come."""
-
-    name: str
-    tenant: str
-    history: History
-    label: str
-    turns_left: int
-    served: int = 0
 
 
 class People:
@@ -82,6 +72,7 @@ class People:
         self.begun = 0
         self.turns = 0
         self.returned_tokens = 0
+        self.turns_returning = 0
         self.first_token_ns = array("q")
         self._plan = plan
         self._routers = routers
@@ -90,14 +81,14 @@ class People:
         self._cell_tokens = cell_size(plan.block_tokens)
         self._is_over = False
         self._thinking = 0
-        self._seen: list[_Talk] = []
+        self._seen: list[Talk] = []
         self._origins: dict[str, int] = {}
 
     def open_the_doors(self) -> None:
         """Let conversations arrive, one after the other."""
         if self._is_over or self.begun >= self._plan.conversations:
             return
-        self._begin(None)
+        self._begin()
         self.around.loop.after(self._chance.waiting(self._plan.arrive_ms * MS), self.open_the_doors)
 
     def close_the_doors(self) -> None:
@@ -116,7 +107,7 @@ class People:
 
     # A conversation.
 
-    def _begin(self, parent: _Talk | None) -> None:
+    def _begin(self, parent: Talk | None = None) -> None:
         plan, chance = self._plan, self._chance
         self.begun += 1
         if parent is None:
@@ -127,13 +118,13 @@ class People:
         else:
             tenant, history, label = parent.tenant, parent.history, parent.label
         turns = chance.within(1, plan.turns) if chance.permille(800) else 1
-        talk = _Talk(f"c{self.begun}", tenant, history, label, turns)
+        talk = Talk(f"c{self.begun}", tenant, history, label, turns)
         if chance.permille(plan.hostile) and self._seen:
             victim = chance.pick(self._seen)
             talk.history, talk.label, talk.tenant = victim.history, victim.label, f"{tenant}x"
         self._next(talk)
 
-    def _next(self, talk: _Talk) -> None:
+    def _next(self, talk: Talk) -> None:
         """The next turn, on a past that may have been changed."""
         if self._is_over or not talk.turns_left:
             return
@@ -152,7 +143,7 @@ class People:
         if chance.permille(plan.odd_histories // 4) and not self._is_over:
             self._send(talk, history, answer)  # the same turn twice at a time: a retry, a race
 
-    def _odd(self, talk: _Talk) -> History:
+    def _odd(self, talk: Talk) -> History:
         chance, history = self._chance, talk.history
         kind = chance.within(0, 6)
         place = chance.within(0, len(history) - 1)
@@ -167,34 +158,49 @@ class People:
         if kind == 4 and self._seen:
             talk.label = chance.pick(self._seen).label
         if kind == 5 and len(history) > 2:
-            self._begin(_Talk("", talk.tenant, history[:-2], talk.label, 1))
+            self._begin(Talk("", talk.tenant, history[:-2], talk.label, 1))
         if kind == 6:
             return (*history[:-1], *history[-2:])
         return history
 
-    def _send(self, talk: _Talk, history: History, answer: int) -> None:
-        chance, plan = self._chance, self._plan
+    def _send(self, talk: Talk, history: History, answer: int) -> None:
+        chance = self._chance
         self.turns += 1
         data = prompt_of(history)
         text = Text(data, self._origin(talk.tenant), self._cell_tokens)
         stops = chance.permille(700)
         max_tokens = answer + chance.within(0, 1) if stops else answer
-        ends_at = answer if stops else answer + 1
-        seed = text.seed()
-        said = answer_tokens(seed, 0, answer)
         ending = Ending.LENGTH if not stops else Ending.TOOL_CALLS if chance.permille(600) else Ending.STOP
+        units = tuple([message.unit() for message in history])
+        self._put(talk, history, text, units, (answer, max_tokens, ending))
+
+    def _put(
+        self,
+        talk: Talk,
+        history: History,
+        text: Text,
+        units: tuple[bytes, ...],
+        answer: tuple[int, int, Ending],
+        number: int = 0,
+    ) -> None:
+        """Send a turn. `answer`: its tokens, how many were allowed, and how it ends."""
+        chance, plan = self._chance, self._plan
+        tokens, max_tokens, ending = answer
+        stops = ending is not Ending.LENGTH
+        seed = text.seed()
+        said = answer_tokens(seed, 0, tokens)
         ask = Ask(
             tenant=talk.tenant,
             salt=talk.tenant,
-            units=tuple([message.unit() for message in history]),
+            units=units,
             names=(Name("conversation_id", talk.label),) if talk.label else (),
             text=text,
             max_tokens=max_tokens,
-            ends_at=ends_at,
+            ends_at=tokens if stops else tokens + 1,
             ending=ending,
             stream=chance.permille(500),
             smuggles=chance.permille(plan.hostile // 4),
-            keep_ms=chance.pick((0, 2000, 60_000)) if chance.permille(60) else None,
+            keep_ms=chance.pick((0, 2000, 60_000)) if chance.permille(plan.wishes) else None,
         )
         turn = Turn(
             f"{talk.name}.{self.turns}",
@@ -204,6 +210,7 @@ class People:
             seed,
             said[:-TOKEN_BYTES] + STOP_TOKEN if stops else said,
             self.around.loop.now_ns,
+            number,
         )
         self.open[turn.name] = turn
         self._tell("asked", turn, b"", "")
@@ -211,7 +218,7 @@ class People:
         if chance.permille(plan.leaves):
             self.around.loop.after(chance.spread(1, plan.think_ms) * MS, lambda: self._leave(talk, turn))
 
-    def _try(self, talk: _Talk, turn: Turn) -> None:
+    def _try(self, talk: Talk, turn: Turn) -> None:
         if turn.has_left:
             return
         turn.sent += 1
@@ -219,7 +226,7 @@ class People:
         name = f"{turn.name}~{turn.sent}"
         router.ask(name, turn.ask, lambda reply: self._hear(talk, turn, name, reply))
 
-    def _hear(self, talk: _Talk, turn: Turn, name: str, reply: Reply) -> None:
+    def _hear(self, talk: Talk, turn: Turn, name: str, reply: Reply) -> None:
         if turn.has_left or turn.name not in self.open or name != f"{turn.name}~{turn.sent}":
             return
         if reply.data:
@@ -237,23 +244,25 @@ class People:
             return
         del self.open[turn.name]
         if reply.turn is not None:
-            self.returned_tokens += int(str(reply.turn["returned_tokens"]))
+            returned = int(str(reply.turn["returned_tokens"]))
+            self.returned_tokens += returned
+            self.turns_returning += returned > 0
         if reply.first_ns:
             self.first_token_ns.append(reply.first_ns - turn.began_ns)
         self._go_on(talk, turn)
 
-    def _go_on(self, talk: _Talk, turn: Turn) -> None:
+    def _go_on(self, talk: Talk, turn: Turn) -> None:
         """The answer is there: think, and come back."""
         said = len(turn.expected) // TOKEN_BYTES
         content = said - 1 if turn.expected.endswith(STOP_TOKEN) else said
         talk.history = (*turn.history, Message(ASSISTANT, turn.seed, content))
         talk.served += 1
         if len(self._seen) < MAX_HELD:
-            self._seen.append(_Talk(talk.name, talk.tenant, talk.history, talk.label, 0))
+            self._seen.append(Talk(talk.name, talk.tenant, talk.history, talk.label, 0))
         longer = 1 if turn.ask.ending is Ending.TOOL_CALLS else 3
         self._think(talk, self._plan.think_ms * longer)
 
-    def _leave(self, talk: _Talk, turn: Turn) -> None:
+    def _leave(self, talk: Talk, turn: Turn) -> None:
         """Lose interest in a turn."""
         if turn.name not in self.open:
             return
@@ -261,17 +270,24 @@ class People:
         turn.has_left = True
         if turn.router is not None:
             turn.router.give_up(f"{turn.name}~{turn.sent}")
+        self._gave_up(talk, turn)
+
+    def _gave_up(self, talk: Talk, _: Turn) -> None:
+        """A turn was left: something else will come."""
         self._think(talk, self._plan.think_ms)
 
-    def _think(self, talk: _Talk, mean_ms: int) -> None:
+    def _think(self, talk: Talk, mean_ms: int) -> None:
         """Come back after a while."""
+        self._come_back(talk, self._chance.waiting(mean_ms * MS))
+
+    def _come_back(self, talk: Talk, after_ns: int) -> None:
         self._thinking += 1
 
         def come_back() -> None:
             self._thinking -= 1
             self._next(talk)
 
-        self.around.loop.after(self._chance.waiting(mean_ms * MS), come_back)
+        self.around.loop.after(after_ns, come_back)
 
     def _origin(self, salt: str) -> int:
         found = self._origins.get(salt)

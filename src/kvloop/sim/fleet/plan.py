@@ -45,6 +45,7 @@ class Plan:
     claim_term_ms: int = 800
     claim_margin_ms: int = 100
     fixed_leases: bool = False
+    pinned_leases: bool = False  # as upstream: nobody renews, supersedes or revives a lease
     break_even_parts: int = 4  # the TTL is so many break-even times
     # traffic
     conversations: int = 12
@@ -58,6 +59,7 @@ class Plan:
     odd_histories: int = 250
     leaves: int = 30
     hostile: int = 50
+    wishes: int = 60  # turns for which the client says how long they are to be kept
     confused: int = 0  # turns for which a router offers somebody else's handle
     model_tokens: int = 1024
     # network

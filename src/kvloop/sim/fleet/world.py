@@ -23,6 +23,8 @@ from kvloop.sim.fleet.network import Network
 from kvloop.sim.fleet.node import EngineNode
 from kvloop.sim.fleet.people import People, Turn
 from kvloop.sim.fleet.plan import MS, Plan, S
+from kvloop.sim.fleet.players import Players
+from kvloop.sim.fleet.recorded import RecordedSession
 from kvloop.sim.fleet.router import PREFILL_TIMEOUT_NS, RouterNode
 from kvloop.sim.fleet.trace import KEPT_LINES, Trace
 from kvloop.sim.fleet.turns import MakeTurn
@@ -66,7 +68,10 @@ class Outcome:
 
 
 class World:
-    """One run. `checkers` None: all of them. `profile`: every engine's, in place of what the plan says."""
+    """One run. `checkers` None: all of them. `profile`: every engine's, in place of what the plan says.
+
+    `sessions`: what clients play, in place of what they would make up.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class World:
         profile: Profile | None = None,
         traced: bool = True,
         kept_lines: int = KEPT_LINES,
+        sessions: Sequence[RecordedSession] = (),
     ) -> None:
         self.plan = plan
         self.loop = Loop()
@@ -101,7 +107,8 @@ class World:
             RouterNode(self.around, f"r{number}", plan, make_turn, clocks_of(plan, clocks))
             for number in range(plan.routers)
         ]
-        self.people = People(self.around, plan, self.routers, Chance(plan.seed, "people"), self._tell)
+        parties = (self.around, plan, self.routers, Chance(plan.seed, "people"), self._tell)
+        self.people = Players(*parties, sessions) if sessions else People(*parties)
         self.faults = Faults(self.around, plan, self.routers, Chance(plan.seed, "faults"))
 
     def run(self) -> Outcome:
@@ -226,6 +233,7 @@ def config_of(plan: Plan, name: str) -> EngineConfig:
         max_leases=plan.max_leases,
         max_claims=plan.max_claims,
         max_bulk_steps=plan.bulk_steps,
+        revives=not plan.pinned_leases,
     )
 
 
