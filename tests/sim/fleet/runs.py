@@ -14,7 +14,7 @@ from kvloop.sim.fleet.world import Outcome, World
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
 MUTATIONS: dict[str, tuple[Mutation, str]] = {}
-MAX_SEEDS = 2000
+MAX_SEEDS = 1000
 KEPT_SEEDS = 3
 
 

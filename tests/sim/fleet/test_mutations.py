@@ -1,6 +1,6 @@
 """Each rule broken on purpose is found by the checker of the promise that it breaks.
 
-The seeds with which it does stand here, up to three of the first 2,000 each: a change elsewhere may move
+The seeds with which it does stand here, up to three of the first 1,000 each: a change elsewhere may move
 what one seed does. Where none of them catches a mutation any more,
 
     python -m tests.sim.fleet.runs NAME

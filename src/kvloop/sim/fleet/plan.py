@@ -188,6 +188,6 @@ def _faults(chance: Chance) -> dict[str, Any]:
         "router_crash_ms": sometimes(250, 4000, 30_000),
         "wall_step_ms": sometimes(150, 4000, 20_000),
         "reset_ms": sometimes(150, 4000, 20_000),
-        "clock_ppm": sometimes(300, 1000, 80_000),
+        "clock_ppm": sometimes(600, 10_000, 80_000),
         "safety_ms": chance.spread(8000, 30_000),
     }
