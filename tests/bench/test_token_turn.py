@@ -102,13 +102,17 @@ def test_what_decode_holds_of_a_prompt() -> None:
     assert known_reuse([], history) == 0
 
 
-@given(st.lists(st.integers(0, 1), max_size=300), st.integers(0, 300), st.lists(st.integers(0, 1)))
-def test_only_what_is_the_same_is_held(history: list[int], keep: int, new: list[int]) -> None:
-    """Never more than the two have in common, and never the last token of what decode has."""
-    prompt = [*history[:keep], *new]
-    known = known_reuse(history, prompt)
-    assert prompt[:known] == history[:known]
-    assert known <= max(0, len(history) - 1)
+@given(st.integers(0, 300), st.integers(0, 301), st.integers(0, 130), st.booleans())
+def test_what_is_held_is_the_longest_of_all_that_may_be(
+    computed: int, keep: int, new: int, is_same: bool
+) -> None:
+    """Of all lengths in which the two are the same: whole segments, or all that decode has computed. The new
+    tokens may happen to be the old ones."""
+    history = [number % 7 for number in range(computed + 1)]
+    prompt = [*history[:keep], *(number % 7 if is_same else 7 for number in range(keep, keep + new))]
+    lengths = [*range(64, computed, 64), *([computed] if computed >= 64 else [])]
+    same = [length for length in lengths if prompt[:length] == history[:length]]
+    assert known_reuse(history, prompt) == max(same, default=0)
 
 
 class _Stack:
