@@ -82,6 +82,15 @@ def test_the_verdicts() -> None:
     assert math.isnan(rows(fixed, total([], 0), EFFORT)[1].figure)
 
 
+def test_the_same_window_is_replayed() -> None:
+    """A pause of eight seconds after a stop, and none after that: fixed leases are held through it and to the
+    window's end, adaptive ones are let go."""
+    sessions = [session("a", turn(0, 100, took_s=1.0), turn(9, 110, took_s=1.0))]
+    row = lease_engines.replayed(sessions, Effort(sessions=1, begin_within_s=0.0, window_s=100.0))
+    assert 0 < row.figure < 0.2
+    assert row.target is None
+
+
 class _Clock:
     """Time that passes when somebody sleeps, or an answer takes its second."""
 

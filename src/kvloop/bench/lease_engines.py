@@ -16,24 +16,22 @@ so that the router never sees the tool calls after which most recorded requests 
 it begins the window knowing none of its callers.
 """
 
-import http.client
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from urllib.parse import urlsplit
 
 from kvloop.bench import trace
 from kvloop.bench.control import ControlClient
 from kvloop.bench.lease_load import RECLAIMS
-from kvloop.bench.lease_replay import Policy
+from kvloop.bench.lease_replay import Policy, Replay
 from kvloop.bench.report import Bound, Row, Target
+from kvloop.bench.token_turn import whole
 from kvloop.bench.trace import TraceSession, TraceTurn
 from kvloop.errors import UserError
-from kvloop.local.chat import TURN_TIMEOUT_S, return_misses, served_model
+from kvloop.local.chat import return_misses, served_model
 from kvloop.local.stack import Router, Stack
 from kvloop.local.stack_config import StackConfig
 from kvloop.local.up import CLAIM_TIMEOUT_MS
@@ -128,7 +126,20 @@ def measure(
         del stack.routers[router.name]
     if reclaimed := counters(stack)[RECLAIMS]:
         raise UserError(f"{reclaimed} leases were reclaimed: memory was short")
-    return rows(played[Policy.ADAPTIVE], played[Policy.FIXED], effort)
+    return [*rows(played[Policy.ADAPTIVE], played[Policy.FIXED], effort), replayed(chosen, effort)]
+
+
+def replayed(chosen: Sequence[TraceSession], effort: Effort) -> Row:
+    """The first row's figure for the same window in virtual time, where the router knows how turns ended."""
+    held = {
+        policy: Replay(chosen, policy, BLOCKS * trace.UNIT_TOKENS, effort.begin_within_s)
+        .run(effort.window_s)
+        .held_per_reused
+        for policy in (Policy.ADAPTIVE, Policy.FIXED)
+    }
+    what = "held per reused token, adaptive / fixed, the same window replayed"
+    detail = "in virtual time, with recorded endings and durations"
+    return Row(what, _ratio(held[Policy.ADAPTIVE], held[Policy.FIXED]), "", detail=detail)
 
 
 def rows(ours: Played, theirs: Played, effort: Effort) -> list[Row]:
@@ -259,25 +270,7 @@ class Window:
             "ignore_eos": True,
             "temperature": 0,
         }
-        return ask(self._url, body, session)
-
-
-def ask(url: str, body: dict[str, object], session: str) -> int:
-    """The tokens that the router says were read back for a completion. Raises `UserError`."""
-    where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=TURN_TIMEOUT_S)
-    try:
-        headers = {"content-type": "application/json", "x-session-id": session}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        text = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise UserError(f"a turn was not answered: {error}") from error
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise UserError(f"a turn was answered with {answer.status}: {text[:500]!r}")
-    return int(answer.getheader("x-kvloop-reused-tokens") or 0)
+        return whole(self._url, body, session).reused_tokens
 
 
 def counters(stack: Stack) -> dict[str, int]:
