@@ -80,10 +80,15 @@ def test_a_streamed_answer_is_timed() -> None:
 
 @pytest.mark.parametrize(
     ("status", "answer"),
-    [(503, b"no"), (200, event({"error": "no"})), (200, b""), (200, event({"choices": []}))],
+    [
+        (503, b"no"),
+        (200, event({"choices": [{"text": "a"}]}) + event({"error": "no"})),
+        (200, b""),
+        (200, event({"choices": []})),
+    ],
 )
-def test_a_stream_without_a_token_does_not_count(status: int, answer: bytes) -> None:
-    """An error before it or in it, and one that ends at once."""
+def test_a_stream_that_goes_wrong_does_not_count(status: int, answer: bytes) -> None:
+    """An error before it or in it, and one without a token."""
     with answering(status, answer) as (url, _), pytest.raises(UserError):
         timed(url, BODY, "a")
 
