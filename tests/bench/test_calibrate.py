@@ -84,7 +84,7 @@ def test_nothing_is_negative() -> None:
 
 
 def test_too_few_points_are_refused() -> None:
-    """Six numbers cannot be had from five medians."""
+    """Six numbers cannot be had from five times."""
     with pytest.raises(UserError, match="5 points"):
         fit(PROFILE, points(PROFILE)[:5])
 
@@ -98,12 +98,12 @@ def test_a_point_that_does_not_fit_is_missed() -> None:
     assert (row.met, row.figure) == (False, pytest.approx(50))
 
 
-def test_points_are_medians() -> None:
+def test_points_are_the_fastest() -> None:
     """One of each kind for each size."""
     times = Times({300: [1.0, 2.0, 9.0]}, {300: [4.0, 5.0]}, {300: [0.1]})
     assert points_of(times) == [
-        Point(ONE_WAY, 300, 4.5),
-        Point(RETURNED, 300, 2.0),
+        Point(ONE_WAY, 300, 4.0),
+        Point(RETURNED, 300, 1.0),
         Point(PER_TOKEN, 300, 0.1),
     ]
 

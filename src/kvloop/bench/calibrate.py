@@ -2,15 +2,15 @@
 
 Conversations of planned length go through real engines (see `token_turn`): at each size the time to the first
 token of a turn whose history is computed anew, of one whose history is read back, and the time per token of
-their answers. Each of these medians is a sum of the profile's numbers, each taken so many times (`parts`):
-tokens computed, pairs attended to, tokens read. So the numbers are the least squares of the relative errors,
-none of them negative (Lawson and Hanson's problem; with six unknowns every set of positive ones is tried).
-The sizes are others than those at which `agreement` judges the profile. What an API server takes per
-request cannot be told apart from a prompt's own constant, and is kept as it is.
+their answers. Of each, the fastest of several counts, for what else a machine does only ever adds time. It is
+a sum of the profile's numbers, each taken so many times (`parts`): tokens computed, pairs attended to, tokens
+read. So the numbers are the least squares of the relative errors, none of them negative (Lawson and Hanson's
+problem; with six unknowns every set of positive ones is tried). The sizes are others than those at which
+`agreement` judges the profile. What an API server takes per request cannot be told apart from a prompt's own
+constant, and is kept as it is.
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured median, in seconds: which of the three, at which prompt size."""
+    """The fastest of one size's times, in seconds: which of the three, at which prompt size."""
 
     what: str
     tokens: int
@@ -46,13 +46,9 @@ class Point:
 
 
 def points_of(times: Times) -> list[Point]:
-    """The medians of what was sampled."""
+    """The fastest of what was sampled."""
     kinds = ((ONE_WAY, times.one_way), (RETURNED, times.returned), (PER_TOKEN, times.per_token))
-    return [
-        Point(what, tokens, statistics.median(taken))
-        for what, found in kinds
-        for tokens, taken in found.items()
-    ]
+    return [Point(what, tokens, min(taken)) for what, found in kinds for tokens, taken in found.items()]
 
 
 def parts(profile: Profile, what: str, tokens: int) -> list[int]:
@@ -166,10 +162,10 @@ def rendered(profile: Profile, points: Sequence[Point]) -> str:
     lines = [
         f"# {profile.title}.",
         "#",
-        "# Fitted by `python -m kvloop.bench.calibrate` to the medians below: turn 2 by token ids, streamed,",
-        f"# {NEW_TOKENS} tokens new to decode, prefill's prefix cache off, vLLM with kvloop's connector;",
-        "# least squares of the relative errors, none negative. The numbers are what makes these come out,",
-        "# not measurements of the parts they name. At other sizes they are judged by",
+        "# Fitted by `python -m kvloop.bench.calibrate` to the times below, each the fastest of several:",
+        f"# turn 2 by token ids, streamed, {NEW_TOKENS} tokens new to decode, prefill's prefix cache off,",
+        "# vLLM with kvloop's connector. Least squares of relative errors, none negative. The numbers are",
+        "# what makes these come out, not measurements of their parts. At other sizes they are judged by",
         "# `python -m kvloop.bench.agreement --only engines`.",
         "#",
         "#   prompt tokens   what        measured    fitted",
