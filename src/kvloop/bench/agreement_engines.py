@@ -53,12 +53,12 @@ class Step:
 
 
 SCRIPTS: Mapping[str, tuple[Step, ...]] = {
-    "goes on": (Step(300, 20), Step(150), Step(77, 40), Step(200, 8)),
-    "is longer than a few blocks": (Step(1_100), Step(64), Step(131)),
-    "is edited at token 200": (Step(500), Step(100), Step(450, keep=200), Step(90)),
-    "is compacted to 30 tokens": (Step(400), Step(100, keep=30), Step(150)),
-    "is asked again": (Step(400), Step(80), Step(0, keep=-ANSWER_TOKENS), Step(90)),
-    "is short": (Step(40, 10), Step(60, 10), Step(50)),
+    "continued": (Step(300, 20), Step(150), Step(77, 40), Step(200, 8)),
+    "longer than a few blocks": (Step(1_100), Step(64), Step(131)),
+    "edited at token 200": (Step(500), Step(100), Step(450, keep=200), Step(90)),
+    "compacted to 30 tokens": (Step(400), Step(100, keep=30), Step(150)),
+    "asked again": (Step(400), Step(80), Step(0, keep=-ANSWER_TOKENS), Step(90)),
+    "short": (Step(40, 10), Step(60, 10), Step(50)),
 }
 """Conversations whose reuse is known: continued, changed in their past, and too short to be read back."""
 
