@@ -52,6 +52,18 @@ def test_fixed_leases_are_held_until_superseded_or_for_the_ttl() -> None:
     assert outcome.held_token_s / UNIT_TOKENS == pytest.approx(4 * 11 + 6 * 480, abs=4 * 1.1)
 
 
+def test_a_replay_may_end_early() -> None:
+    """Of the same two turns until second 8: four units for seven seconds, nothing reused. The second of two
+    sessions begins at half of the time that is said."""
+    turns = (turn(0, 4), turn(11, 6))
+    outcome = Replay([session("a", *turns)], Policy.FIXED, AMPLE_TOKENS).run(8.0)
+    assert (outcome.turns, outcome.reused_tokens) == (1, 0)
+    assert outcome.held_token_s / UNIT_TOKENS == pytest.approx(4 * 7)
+    both = [session("a", *turns), session("b", *turns)]
+    assert Replay(both, Policy.FIXED, AMPLE_TOKENS, 20.0).run(10.5).turns == 2
+    assert Replay(both, Policy.FIXED, AMPLE_TOKENS, 22.0).run(10.5).turns == 1
+
+
 @pytest.mark.parametrize("first_s", [1.0, 30.0, 100.0])
 def test_a_lease_is_in_use_until_the_answer_of_the_next_turn_begins(first_s: float) -> None:
     """An adaptive lease after a stop is let go at once, unless in use: from second 11 to the next one's first

@@ -2,6 +2,7 @@
 
     replay    recorded agent sessions in virtual time: memory held per reused token, and turns that reuse
     fleet     the same sessions at full size in a whole simulated fleet
+    engines   some of these sessions, scaled down, on real engines in real time: the same figures
     load      a real decode engine under load: throughput and time per output token, retention on and off
     control   a real router and a real decode engine with ten thousand live leases: renewals and claims
 
@@ -14,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvloop.bench import lease_control, lease_fleet, lease_load
+from kvloop.bench import lease_control, lease_engines, lease_fleet, lease_load
 from kvloop.bench.lease_replay import Outcome, Policy, Replay
 from kvloop.bench.report import Bound, Row, Target
 from kvloop.bench.run import conclude, say
@@ -25,7 +26,7 @@ from kvloop.local.stack import Stack
 from kvloop.local.stack_config import StackConfig
 from kvloop.sim.fleet.recorded import read_recorded
 
-PARTS = ("replay", "fleet", "load", "control")
+PARTS = ("replay", "fleet", "engines", "load", "control")
 MOST_HELD = 0.25
 LEAST_REUSE = 0.98
 JUDGED_POOL_TOKENS = 8_000_000
@@ -33,6 +34,7 @@ JUDGED_POOL_TOKENS = 8_000_000
 POOLS_TOKENS = (JUDGED_POOL_TOKENS, 4_000_000, 2_000_000)
 CONTROL_KV_GIB = 6
 QUICK_LOAD = lease_load.Effort(pairs=2, requests=16)
+QUICK_ENGINES = lease_engines.Effort(sessions=6, begin_within_s=5.0, window_s=30.0)
 QUICK_CONTROL = lease_control.Effort(leases=200, renewed_s=25.0, silent_s=5.0, claims=100)
 
 
@@ -73,6 +75,11 @@ def _part(part: str, options: Options, seed: str) -> list[Row]:
         return replay_rows(options.trace, POOLS_TOKENS[:1] if options.is_quick else POOLS_TOKENS)
     if part == "fleet":
         return lease_fleet.measure(read_recorded(options.trace), is_quick=options.is_quick)
+    if part == "engines":
+        sessions = read_sessions(options.trace)
+        effort = QUICK_ENGINES if options.is_quick else lease_engines.Effort()
+        with Stack(lease_engines.config(), say=say) as stack:
+            return lease_engines.measure(stack, sessions, seed, effort, say)
     if part == "load":
         with Stack(StackConfig(options.model, decode_flags=lease_load.ENGINE_FLAGS), say=say) as stack:
             return lease_load.measure(

@@ -84,9 +84,16 @@ class _Running:
 class Replay:
     """One run. `run` may be called once."""
 
-    def __init__(self, sessions: Sequence[TraceSession], policy: Policy, pool_tokens: int) -> None:
+    def __init__(
+        self,
+        sessions: Sequence[TraceSession],
+        policy: Policy,
+        pool_tokens: int,
+        start_within_s: float = SESSIONS_START_WITHIN_S,
+    ) -> None:
         self.outcome = Outcome()
         self._sessions = sessions
+        self._start_within_s = start_within_s
         self._policy = policy
         self._pool = Pool(pool_tokens // UNIT_TOKENS)
         self._table = LeaseTable(UNIT_TOKENS, TTL_NS, CLAIM_TERM_NS, max_leases=100_000, max_claims=100_000)
@@ -101,15 +108,16 @@ class Replay:
         self._events: list[tuple[int, int, str, int, int]] = []
         self._serial = count()
 
-    def run(self) -> Outcome:
-        """Play everything, until the last lease has ended."""
-        spacing_s = SESSIONS_START_WITHIN_S / max(1, len(self._sessions))
+    def run(self, until_s: float | None = None) -> Outcome:
+        """Play everything, until the last lease has ended, or what comes before `until_s`."""
+        spacing_s = self._start_within_s / max(1, len(self._sessions))
         for number, session in enumerate(self._sessions):
             first_s = session.turns[0].start_s
             for index, turn in enumerate(session.turns):
                 self._at(number * spacing_s + turn.start_s - first_s, "start", number, index)
         last_ns = 0
-        while self._events:
+        ends_ns = None if until_s is None else int(until_s * NS_PER_S)
+        while self._events and (ends_ns is None or self._events[0][0] < ends_ns):
             last_ns, _, what, number, index = heapq.heappop(self._events)
             self._advance(last_ns)
             if what == "start":
@@ -118,8 +126,9 @@ class Replay:
                 self._first(last_ns, f"{number}.{index}")
             else:
                 self._end(last_ns, f"{number}.{index}")
-        self._advance(last_ns + 2 * TTL_NS)
-        self.outcome.held_token_s = self._table.held_block_ns(last_ns + 2 * TTL_NS) * UNIT_TOKENS / NS_PER_S
+        ends_ns = last_ns + 2 * TTL_NS if ends_ns is None else ends_ns
+        self._advance(ends_ns)
+        self.outcome.held_token_s = self._table.held_block_ns(ends_ns) * UNIT_TOKENS / NS_PER_S
         return self.outcome
 
     def _at(self, time_s: float, what: str, session: int, index: int) -> None:
