@@ -166,7 +166,7 @@ def test_it_stays_where_nohup_wants_it_to(up: Start) -> None:
     it = up("--no-demo", before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None)
     it.read_until("serving until Ctrl-C")
     it.process.send_signal(signal.SIGHUP)
-    assert not eventually(lambda: it.process.poll() is not None, 1.0)
+    assert not eventually(lambda: it.process.poll() is not None, 1.0), it.end()
     it.process.terminate()
     assert it.end() == (143, "")
 
