@@ -9,9 +9,9 @@ STAMP  := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr -d
 help:
 	@echo "make up            two engines, a router, a conversation; then serves until Ctrl-C"
 	@echo "make demo          the same, and exits after the conversation with a status"
-	@echo "make test          every test, real engines too (about 10 minutes on two cores)"
+	@echo "make test          every test, real engines too (about 20 minutes on two cores)"
 	@echo "make check         lint, types, layers, tidiness (seconds)"
-	@echo "make bench-return  the figures of the README, with targets and verdicts (about 25 minutes)"
+	@echo "make bench-return  the figures of the README, with targets and verdicts (about 35 minutes)"
 	@echo "make bench-lease   what leases cost and bring, with targets and verdicts (about 50 minutes)"
 	@echo "make clean         removes the environment and caches"
 

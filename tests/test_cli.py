@@ -19,6 +19,12 @@ def test_without_a_command_it_says_which_there_are(capsys: pytest.CaptureFixture
         assert re.search(rf"^  {name} +{re.escape(command.summary)}$", usage, re.MULTILINE)
 
 
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """That of the installed package."""
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"kvloop \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
 def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """With the ones that exist."""
     assert main(["start"]) == 2
@@ -38,8 +44,8 @@ def test_every_flag_is_explained(name: str) -> None:
 
 
 FLAGS = {
-    "up": """--prefill --decode --model --port --no-demo --demo-only --connector --return --prefill-cache
-        --folder""",
+    "up": """--prefill --decode --model --port --admin-port --no-demo --demo-only --connector --return
+        --prefill-cache --folder""",
     "engine": """--role --model --connector --control-host --control-port --side-channel-port --secret-file
         --engine-id --cores --print-command""",
     "route": "--prefill --decode --host --port --admin-host --admin-port --return",

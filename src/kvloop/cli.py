@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from types import MappingProxyType
 
 from kvloop.errors import UserError
@@ -88,7 +89,13 @@ def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
-        ["usage: kvloop COMMAND [flags]", "", *lines, "", "`kvloop COMMAND --help` lists a command's flags."]
+        [
+            "usage: kvloop COMMAND [flags] | kvloop --version",
+            "",
+            *lines,
+            "",
+            "`kvloop COMMAND --help` lists a command's flags.",
+        ]
     )
 
 
@@ -106,6 +113,9 @@ def main(argv: list[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(_usage() + "\n")
         return 0 if words else USER_ERROR_STATUS
+    if words[0] == "--version":
+        sys.stdout.write(f"kvloop {version('kvloop')}\n")
+        return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         sys.stderr.write(f"kvloop: there is no command {name!r}: choose from {', '.join(COMMANDS)}\n")

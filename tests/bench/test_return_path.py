@@ -96,3 +96,11 @@ def test_an_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         return_path.main(["--only", "claims"])
     assert "claims" in capsys.readouterr().err
+
+
+def test_sizes_that_are_no_numbers_are_the_user_s_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    """Said before anything starts."""
+    with pytest.raises(SystemExit) as ended:
+        return_path.main(["--sizes", "570,many"])
+    assert ended.value.code == 2
+    assert "--sizes takes numbers" in capsys.readouterr().err

@@ -316,5 +316,7 @@ def test_stop_gives_a_stuck_thread_up(opened: Open, monkeypatch: pytest.MonkeyPa
 def test_an_address_that_cannot_be_had_is_the_operator_s_to_mend(opened: Open, host: str, why: str) -> None:
     """The error names the address, the reason and the two settings."""
     taken = opened("decode")
-    with pytest.raises(UserError, match=rf"{host}.*({why}).*kvloop_control_host and kvloop_control_port"):
+    with pytest.raises(
+        UserError, match=rf"{host}.*({why}).*kvloop_control_host and kvloop_control_port.*--control-port"
+    ):
         Peer("another", host, taken.address[1])

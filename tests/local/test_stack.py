@@ -69,13 +69,23 @@ def test_a_stack_starts_whole_and_ends_without_a_rest(mark: str, tmp_path: Path)
 
 
 def test_an_engine_that_dies_while_starting_ends_the_start(mark: str) -> None:
-    """Its name, status and the log's tail in the error; the healthy engines are stopped; the log is kept."""
+    """Its name, status and the log's tail in the error; the healthy engines are stopped; the log is kept, and
+    the secret is not."""
     stack = Stack(StackConfig(), build=fakes("--fail", "3", only="decode"))
     with pytest.raises(UserError, match="decode-0 ended with status 3 while starting") as caught:
         stack.__enter__()
     assert str(caught.value).splitlines()[-1] == "fake server: cannot allocate memory"
     assert started(mark) == []
     assert (stack.folder / "decode-0.log").exists()
+    assert not (stack.folder / "secret").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_the_user_s_mistake(tmp_path: Path) -> None:
+    """It is named."""
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "run"
+    with pytest.raises(UserError, match=f"the folder {folder} cannot be made"):
+        Stack(StackConfig(folder=folder), build=fakes()).__enter__()
 
 
 def test_an_engine_that_does_not_get_ready_ends_the_start(mark: str) -> None:

@@ -213,7 +213,10 @@ def _options(words: list[str] | None) -> Options:
     if not set(parts) <= set(PARTS):
         parser.error(f"--only takes parts of {','.join(PARTS)}, not {args.only}")
     all_sizes = tuple(ttft.LEAST_SPEED_UP)
-    sizes = tuple(int(size) for size in args.sizes.split(",")) if args.sizes else all_sizes
+    try:
+        sizes = tuple(int(size) for size in args.sizes.split(",")) if args.sizes else all_sizes
+    except ValueError:
+        parser.error(f"--sizes takes numbers of tokens, separated by commas, not {args.sizes}")
     return Options(
         model=args.model,
         parts=tuple(part for part in PARTS if part in parts),

@@ -141,7 +141,7 @@ class ControlChannel:
             self._context.destroy(linger=0)
             raise UserError(
                 f"the control channel cannot listen on {endpoint_of(address)} ({error.strerror}): "
-                "set kvloop_control_host and kvloop_control_port"
+                "set another (kvloop_control_host and kvloop_control_port; --control-host and --control-port)"
             ) from error
         self._watch(router, self._hear_question)
         self._watch(monitor.socket, lambda _: self._hear_strangers(monitor, endpoint_of(address)))

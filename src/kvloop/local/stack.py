@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kvloop.errors import UserError
 from kvloop.local.engine import (
     EngineCommand,
     EngineOptions,
@@ -123,8 +124,8 @@ class Stack:
         """Start everything and wait until it is ready."""
         try:
             self._start()
-        except BaseException:
-            self._end(keep_logs=True)
+        except BaseException as error:
+            self._end(keep_logs=_is_failure(type(error)))
             raise
         return self
 
@@ -132,17 +133,23 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop everything."""
-        self._end(keep_logs=kind is not None and not issubclass(kind, KeyboardInterrupt | SystemExit))
+        self._end(keep_logs=kind is not None and _is_failure(kind))
 
     def wait(self, servers: Sequence[Server], timeout_s: float | None = None) -> None:
         """Wait until the servers are ready. Raises `UserError` with the tail of the log of one that is
         not."""
         wait_ready(servers, timeout_s or self.config.ready_timeout_s, self._say)
 
-    def add_router(self, name: str, flags: tuple[str, ...] = (), port: int | None = None) -> Router:
+    def add_router(
+        self,
+        name: str,
+        flags: tuple[str, ...] = (),
+        port: int | None = None,
+        admin_port: int | None = None,
+    ) -> Router:
         """Start one more router in front of the same engines and wait until it is ready."""
         free = iter(free_ports(2, HOST))
-        chosen, admin = port or next(free), next(free)
+        chosen, admin = port or next(free), admin_port or next(free)
         argv = [sys.executable, "-m", "kvloop.cli", "route", "--host", HOST, "--port", str(chosen)]
         argv += ["--admin-host", HOST, "--admin-port", str(admin)]
         for role, engines in (("--prefill", self.prefill), ("--decode", self.decode)):
@@ -159,16 +166,20 @@ class Stack:
 
     def _start(self) -> None:
         config = self.config
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if config.port is not None:
-            require_free(HOST, [("the router's --port", config.port)])
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"the folder {self.folder} cannot be made: {error.strerror}") from None
+        taken = (("the router's --port", config.port), ("the router's --admin-port", config.admin_port))
+        require_free(HOST, [(name, port) for name, port in taken if port is not None])
         model = self._model or resolve_model(config.model, allow_hub=False, progress=self._say)
         if not self._secret.exists():
             write_secret(self._secret)
         self._place_engines(model)
         kind = f"{model.location if self._model else config.model} {len(self.servers)} {config.connector}"
+        engines = "engines" if self._model is None else "engines, simulated"
         self._say(
-            f"starting {config.prefill} prefill and {config.decode} decode engines; logs in {self.folder}"
+            f"starting {config.prefill} prefill and {config.decode} decode {engines}; logs in {self.folder}"
         )
         for engine in self.servers:
             engine.start()
@@ -177,7 +188,9 @@ class Stack:
         if config.router:
             self._say("starting the router")
             returns = "on" if config.returns else "off"
-            self.add_router("router", ("--return", returns, *config.router_flags), config.port)
+            self.add_router(
+                "router", ("--return", returns, *config.router_flags), config.port, config.admin_port
+            )
 
     def _place_engines(self, model: Model) -> None:
         names = [(Role.PREFILL, i) for i in range(self.config.prefill)]
@@ -218,5 +231,13 @@ class Stack:
         # Routers first: they would only report the engines' end as failures.
         for group in (list(self.routers.values()), [*self.prefill, *self.decode]):
             stop_all(server.process for server in group if server.process is not None)
-        if self.config.folder is None and not (keep_logs and any(self.folder.glob("*.log"))):
+        if self.config.folder is not None:
+            return
+        self._secret.unlink(missing_ok=True)  # of no use to anybody any more
+        if not (keep_logs and any(self.folder.glob("*.log"))):
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _is_failure(kind: type[BaseException]) -> bool:
+    """Whether an error is a reason to look at logs: not where somebody has ended it."""
+    return not issubclass(kind, KeyboardInterrupt | SystemExit)

@@ -22,9 +22,9 @@ class StackConfig:
     """One deployment. `*_flags` are vLLM flags; `*_extra` go into `kv_connector_extra_config`; `env` to
     engines.
 
-    `port` is the router's (None: a free one), `returns` is `--return on|off`, `kv_cache_gib` is per CPU
-    engine, `folder` holds logs and the secret (None: a temporary one), `pin` gives each engine its own cores.
-
+    `port` and `admin_port` are the router's (None: a free one), `returns` is `--return on|off`,
+    `kv_cache_gib` is per CPU engine, `folder` holds logs and the secret (None: a temporary one), `pin` gives
+    each engine its own cores.
     """
 
     model: str = TINY
@@ -34,6 +34,7 @@ class StackConfig:
     returns: bool = True
     router: bool = True
     port: int | None = None
+    admin_port: int | None = None
     router_flags: tuple[str, ...] = ()
     engine_flags: tuple[str, ...] = ()
     prefill_flags: tuple[str, ...] = ()

@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=DEFAULT_PORT, metavar="P", help="the router's port (default: %(default)s)"
     )
     parser.add_argument(
+        "--admin-port",
+        type=int,
+        metavar="P",
+        help="the router's port for metrics and conversations (default: a free one, which is printed)",
+    )
+    parser.add_argument(
         "--connector",
         choices=[connector.value for connector in Connector],
         default=Connector.KVLOOP.value,
@@ -92,6 +98,7 @@ def stack_config(args: argparse.Namespace) -> StackConfig:
         connector=connector,
         returns=args.return_mode == "on",
         port=args.port,
+        admin_port=args.admin_port,
         prefill_flags=() if args.prefill_cache == "on" else ("--no-enable-prefix-caching",),
         prefill_extra={"kvloop_claim_timeout_ms": CLAIM_TIMEOUT_MS} if connector is Connector.KVLOOP else {},
         folder=args.folder.absolute() if args.folder else None,

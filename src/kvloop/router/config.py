@@ -106,7 +106,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The router's flags."""
     default = RouterConfig(decode=("http://localhost",))
     parser.add_argument(
-        "--prefill", metavar="URL", action="append", default=[], help="a prefill engine; repeat for more"
+        "--prefill",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="a prefill engine; repeat for more (without any, decode computes all, and nothing returns)",
     )
     parser.add_argument(
         "--decode", metavar="URL", action="append", default=[], help="a decode engine; repeat for more"

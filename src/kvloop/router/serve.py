@@ -130,7 +130,7 @@ def _fleet(config: RouterConfig) -> Fleet:
 @contextlib.asynccontextmanager
 async def _public(config: RouterConfig, service: Service) -> AsyncIterator[tuple[asyncio.Server, int]]:
     """The clients' port, open as long as the block lasts."""
-    listening = _listen(config.host, config.port)
+    listening = _listen(config.host, config.port, "--host, --port")
     server = await asyncio.get_running_loop().create_server(
         lambda: ClientConnection(service), sock=listening, backlog=LISTEN_BACKLOG
     )
@@ -159,7 +159,7 @@ class _AdminServer(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def _admin(config: RouterConfig, app: Starlette) -> AsyncIterator[int]:
     """The admin application on its own port, which comes back."""
-    listening = _listen(config.admin_host, config.admin_port)
+    listening = _listen(config.admin_host, config.admin_port, "--admin-host, --admin-port")
     settings = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
@@ -172,12 +172,12 @@ async def _admin(config: RouterConfig, app: Starlette) -> AsyncIterator[int]:
         await task
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. UserError if there cannot be one."""
+def _listen(host: str, port: int, flags: str) -> socket.socket:
+    """A listening socket. UserError, which names the flags, if there cannot be one."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         return socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG)
     except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise UserError(f"cannot listen on {host}:{port} ({flags}): {error.strerror or error}") from None

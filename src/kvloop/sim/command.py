@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
@@ -110,6 +111,7 @@ async def _run(args: argparse.Namespace, engine: Engine) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with serving(engine, args.host, args.port, args.model or engine.profile.model):
+        sys.stderr.write(f"ready: simulated {args.role} engine on http://{args.host}:{args.port}\n")
         await stopping.wait()
 
 
@@ -134,14 +136,21 @@ async def serving(engine: Engine, host: str, port: int, model: str) -> AsyncIter
     server = _Uvicorn(settings)
     task: asyncio.Task[None] | None = None
     try:
-        listening = socket.create_server((host, port), backlog=BACKLOG)
+        listening = _listen(host, port)
         await driver.start()
         task = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
         yield driver
     except OSError as error:
-        raise UserError(f"an address that is to be listened on is taken: {error}") from None
+        raise UserError(f"cannot listen on --side-channel-port: {error.strerror or error}") from None
     finally:
         server.should_exit = True
         if task is not None:
             await task
         driver.stop()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port} (--host, --port): {error.strerror}") from None

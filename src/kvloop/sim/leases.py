@@ -143,7 +143,7 @@ class Leases:
         return samples | {
             "kvloop_lease_blocks": self.table.held_blocks,
             "kvloop_leases_granted_total": totals.granted,
-            'kvloop_renewals_total{outcome="done"}': totals.renewed,
+            'kvloop_renewals_total{outcome="renewed"}': totals.renewed,
             'kvloop_renewals_total{outcome="lost"}': totals.renewals_lost,
         }
 

@@ -77,6 +77,12 @@ def test_an_option_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out.splitlines()
     assert "decode = 5" in said
     assert "prefix_cache = True" in said
-    for wrong in ("decodes=5", "decode=five", "decode=-1", "seed=4", "decode"):
+    for wrong in ("decodes=5", "decode=five", "decode=-1", "decode=10001", "seed=4", "decode"):
         assert main(["sim", "replay", str(SEED), "--set", wrong]) == USER_ERROR_STATUS
         assert "--set" in capsys.readouterr().err
+
+
+def test_no_seeds_are_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing ran, nothing held."""
+    assert main(["sim", "fleet", "--count", "0"]) == USER_ERROR_STATUS
+    assert "--count 0" in capsys.readouterr().err

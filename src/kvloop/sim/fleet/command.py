@@ -23,6 +23,8 @@ from kvloop.sim.fleet.world import Outcome, World
 MAX_SEED = 2**32
 DEFAULT_LINES = 60
 _TYPES = {field.name: field.type for field in fields(Plan)}
+_MOST = {"prefill": 10_000, "decode": 10_000, "routers": 100, "conversations": 10_000_000}
+"""What a run is made for: more would only take memory and time."""
 
 
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,12 +84,16 @@ def plan_of(seed: int, settings: list[str], sessions: Sequence[RecordedSession] 
             raise UserError(f"--set {setting}: {text!r} is no whole number") from None
         if changes[name] < 0:
             raise UserError(f"--set {setting}: a negative number")
+        if name in _MOST and changes[name] > _MOST[name]:
+            raise UserError(f"--set {setting}: at most {_MOST[name]:,}")
     drawn = draw(seed)
     return replace(fitted(drawn, sessions) if sessions else drawn, **changes)
 
 
 def run_fleet(args: argparse.Namespace, make_turn: MakeTurn) -> int:
     """Run the seeds; the exit status."""
+    if args.count < 1:
+        raise UserError(f"--count {args.count}: at least one seed has to be run")
     first = int.from_bytes(os.urandom(4)) if args.seed is None else args.seed
     sessions = read_recorded(args.trace) if args.trace else []
     again = "".join(f" --set {one}" for one in args.settings) + (f" --trace {args.trace}" if sessions else "")
@@ -135,7 +141,7 @@ def _line(outcome: Outcome) -> str:
         found = f"{outcome.name}{where}: {outcome.finding}"
     return (
         f"seed {outcome.plan.seed}: {outcome.turns:,} turns of {outcome.conversations:,} conversations, "
-        f"{outcome.returned_tokens:,} tokens read back, {outcome.faults} faults, "
+        f"{outcome.returned_tokens:,} tokens read back, faults: {outcome.faults}, "
         f"{outcome.virtual_ns / 1e9:.0f} s, {outcome.events:,} events, "
         f"trace {outcome.trace.digest()}: {found}"
     )
