@@ -12,7 +12,7 @@ help:
 	@echo "make test          every test, real engines too (about 20 minutes on two cores)"
 	@echo "make check         lint, types, layers, tidiness (seconds)"
 	@echo "make bench-return  the figures of the README, with targets and verdicts (about 35 minutes)"
-	@echo "make bench-lease   what leases cost and bring, with targets and verdicts (about 50 minutes)"
+	@echo "make bench-lease   what leases cost and bring, with targets and verdicts (about an hour)"
 	@echo "make clean         removes the environment and caches"
 
 setup: $(STAMP)
