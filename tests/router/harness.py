@@ -15,7 +15,7 @@ from kvloop.router.config import Limits, RouterConfig, Timeouts
 from kvloop.router.serve import serving
 from tests.router.fake_engine import FakeEngine, Plan, decode_plan, engines, prefill_plan
 
-TEST_TIMEOUT_S = 20.0
+TEST_TIMEOUT_S = 60.0
 HELLO = {"role": "user", "content": "hello"}
 
 
@@ -155,7 +155,7 @@ def chunked(body: bytes, size: int = 7) -> bytes:
     return head + framed + b"0\r\nX-Trailer: 1\r\n\r\n"
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for something to become true."""
     async with asyncio.timeout(timeout_s):
         while not condition():

@@ -14,14 +14,17 @@ from kvloop.router.serve import serving
 from tests.router.fake_engine import DONE, chunk, engines, prefill_plan, stream_answer
 from tests.router.harness import HELLO, in_loop, post, raw_client, until
 
+AT_ONCE_S = 20.0
+"""Less than a drain may take here: whoever ends within it has not waited for one."""
 RUN = """
 import sys
-from kvloop.router.config import RouterConfig
+from kvloop.router.config import RouterConfig, Timeouts
 from kvloop.router.serve import run
 from kvloop.errors import UserError
 decode, port = sys.argv[1], int(sys.argv[2])
 try:
-    run(RouterConfig(decode=(decode,), host="127.0.0.1", port=port, admin_port=0))
+    timeouts = Timeouts(drain_timeout_s=120)
+    run(RouterConfig(decode=(decode,), host="127.0.0.1", port=port, admin_port=0, timeouts=timeouts))
 except UserError as error:
     sys.exit(str(error))
 """
@@ -58,7 +61,7 @@ async def test_signals_end_it() -> None:
                 process.send_signal(number)
                 assert await client.closed()
                 assert process.stderr is not None
-                assert await asyncio.wait_for(process.wait(), 3) == 0
+                assert await asyncio.wait_for(process.wait(), AT_ONCE_S) == 0
                 assert b"Traceback" not in await process.stderr.read()
 
 
@@ -81,7 +84,7 @@ async def test_answers_finish() -> None:
                 else:
                     go.set()
                     await client.reader.readuntil(DONE)
-                assert await asyncio.wait_for(process.wait(), 3) == 0
+                assert await asyncio.wait_for(process.wait(), AT_ONCE_S) == 0
 
 
 @in_loop
