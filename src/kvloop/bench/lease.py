@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvloop.bench import lease_control, lease_engines, lease_fleet, lease_load
+from kvloop.bench.held import JUDGED_TOKENS, held_row, reuse_row
 from kvloop.bench.lease_replay import Outcome, Policy, Replay
-from kvloop.bench.report import Bound, Row, Target
+from kvloop.bench.report import Row
 from kvloop.bench.run import conclude, say
 from kvloop.bench.trace import DEFAULT_TRACE, read_sessions
 from kvloop.bench.ttft import run_seed
@@ -27,11 +28,7 @@ from kvloop.local.stack_config import StackConfig
 from kvloop.sim.fleet.recorded import read_recorded
 
 PARTS = ("replay", "fleet", "engines", "load", "control")
-MOST_HELD = 0.25
-LEAST_REUSE = 0.98
-JUDGED_POOL_TOKENS = 8_000_000
-"""KV that an eight-H200 node holds beside a 32-billion-parameter model, twice over: memory is not short."""
-POOLS_TOKENS = (JUDGED_POOL_TOKENS, 4_000_000, 2_000_000)
+POOLS_TOKENS = (JUDGED_TOKENS, 4_000_000, 2_000_000)
 CONTROL_KV_GIB = 6
 QUICK_LOAD = lease_load.Effort(pairs=2, requests=16)
 QUICK_ENGINES = lease_engines.Effort(sessions=6, begin_within_s=5.0, window_s=30.0)
@@ -102,7 +99,7 @@ def replay_rows(trace: Path, pools_tokens: tuple[int, ...]) -> list[Row]:
         for policy in Policy:
             say(f"replaying {len(sessions)} sessions, {tokens:,} tokens of memory, {policy}")
             outcomes[policy] = Replay(sessions, policy, tokens).run()
-        judged = tokens == JUDGED_POOL_TOKENS
+        judged = tokens == JUDGED_TOKENS
         for policy in (Policy.FIXED, Policy.UPSTREAM):
             rows += _compared(outcomes[Policy.ADAPTIVE], outcomes[policy], policy, tokens, judged)
     return rows
@@ -111,20 +108,20 @@ def replay_rows(trace: Path, pools_tokens: tuple[int, ...]) -> list[Row]:
 def _compared(ours: Outcome, theirs: Outcome, policy: Policy, tokens: int, judged: bool) -> list[Row]:
     against = f"adaptive / {policy}, {tokens // 1_000_000}M tokens of memory"
     return [
-        Row(
-            f"held per reused token, {against}",
-            ours.held_per_reused / theirs.held_per_reused,
-            "",
-            Target(Bound.AT_MOST, MOST_HELD) if judged else None,
+        held_row(
+            against,
+            ours.held_per_reused,
+            theirs.held_per_reused,
             f"{ours.held_per_reused:.1f} against {theirs.held_per_reused:.1f} token-seconds",
+            judged=judged,
         ),
-        Row(
+        reuse_row(
             f"tokens reused, {against}",
-            ours.reused_tokens / theirs.reused_tokens,
-            "",
-            Target(Bound.AT_LEAST, LEAST_REUSE) if judged else None,
+            ours.reused_tokens,
+            theirs.reused_tokens,
             f"{ours.turns_reusing} of {ours.turns} turns against {theirs.turns_reusing}; reclaimed "
             f"{ours.reclaimed} and {theirs.reclaimed} leases",
+            judged=judged,
         ),
     ]
 

@@ -25,9 +25,10 @@ from itertools import pairwise
 
 from kvloop.bench import trace
 from kvloop.bench.control import ControlClient
+from kvloop.bench.held import held_row, ratio, reuse_row
 from kvloop.bench.lease_load import RECLAIMS
 from kvloop.bench.lease_replay import Policy, Replay
-from kvloop.bench.report import Bound, Row, Target
+from kvloop.bench.report import Row
 from kvloop.bench.token_turn import whole
 from kvloop.bench.trace import TraceSession, TraceTurn
 from kvloop.errors import UserError
@@ -43,7 +44,6 @@ MAX_MODEL_LEN = 16_384
 MAX_ANSWER_TOKENS = 1024
 MAX_UNITS = (MAX_MODEL_LEN - MAX_ANSWER_TOKENS) // UNIT_TOKENS
 BLOCKS = 15_000  # enough that memory is not short, as in the replay that is judged
-MOST_HELD, LEAST_REUSE = 0.25, 0.98
 HELD = "kvloop_lease_block_seconds_total"
 HELD_NOW = "kvloop_lease_blocks"
 LEASES_END_WITHIN_S = 600.0  # the TTL of 480 s, and some
@@ -67,10 +67,6 @@ class Answered:
     reused_tokens: int
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else float("nan")
-
-
 @dataclass(frozen=True, slots=True)
 class Played:
     """What a window came to."""
@@ -84,17 +80,17 @@ class Played:
     @property
     def held_per_reused(self) -> float:
         """Block-seconds held for each token reused."""
-        return _ratio(self.held_block_s, self.reused_tokens)
+        return ratio(self.held_block_s, self.reused_tokens)
 
     @property
     def turns_share(self) -> float:
         """Of the turns, those that reused something."""
-        return _ratio(self.turns_reusing, self.turns)
+        return ratio(self.turns_reusing, self.turns)
 
     @property
     def tokens_share(self) -> float:
         """Of the prompts' tokens, those that were reused."""
-        return _ratio(self.reused_tokens, self.prompt_tokens)
+        return ratio(self.reused_tokens, self.prompt_tokens)
 
 
 def config() -> StackConfig:
@@ -139,33 +135,31 @@ def replayed(chosen: Sequence[TraceSession], effort: Effort) -> Row:
     }
     what = "held per reused token, adaptive / fixed, the same window replayed"
     detail = "in virtual time, with recorded endings and durations"
-    return Row(what, _ratio(held[Policy.ADAPTIVE], held[Policy.FIXED]), "", detail=detail)
+    return Row(what, ratio(held[Policy.ADAPTIVE], held[Policy.FIXED]), "", detail=detail)
 
 
 def rows(ours: Played, theirs: Played, effort: Effort) -> list[Row]:
     """Adaptive leases against fixed ones."""
+    against = "adaptive / fixed, real engines"
     return [
-        Row(
-            "held per reused token, adaptive / fixed, real engines",
-            _ratio(ours.held_per_reused, theirs.held_per_reused),
-            "",
-            Target(Bound.AT_MOST, MOST_HELD),
+        held_row(
+            against,
+            ours.held_per_reused,
+            theirs.held_per_reused,
             f"{ours.held_per_reused:.4f} against {theirs.held_per_reused:.4f} block-seconds; "
             f"{ours.held_block_s:,.0f} against {theirs.held_block_s:,.0f} in all; "
             f"{effort.sessions} sessions, {effort.window_s:.0f} s",
         ),
-        Row(
-            "share of turns that reuse, adaptive / fixed, real engines",
-            _ratio(ours.turns_share, theirs.turns_share),
-            "",
-            Target(Bound.AT_LEAST, LEAST_REUSE),
+        reuse_row(
+            f"share of turns that reuse, {against}",
+            ours.turns_share,
+            theirs.turns_share,
             f"{ours.turns_reusing} of {ours.turns} against {theirs.turns_reusing} of {theirs.turns}",
         ),
-        Row(
-            "share of tokens reused, adaptive / fixed, real engines",
-            _ratio(ours.tokens_share, theirs.tokens_share),
-            "",
-            Target(Bound.AT_LEAST, LEAST_REUSE),
+        reuse_row(
+            f"share of tokens reused, {against}",
+            ours.tokens_share,
+            theirs.tokens_share,
             f"{ours.reused_tokens:,} of {ours.prompt_tokens:,} against "
             f"{theirs.reused_tokens:,} of {theirs.prompt_tokens:,}",
         ),

@@ -9,8 +9,9 @@ is reused is what came back from decode. Times are about those of Qwen3-32B on e
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvloop.bench.held import JUDGED_TOKENS, held_row, ratio, reuse_row
 from kvloop.bench.lease_replay import Policy
-from kvloop.bench.report import Bound, Row, Target
+from kvloop.bench.report import Row
 from kvloop.bench.run import say
 from kvloop.core.lease import LeaseState
 from kvloop.local.fleet_turns import RouterTurn
@@ -24,12 +25,9 @@ PREFILL_TOKENS = 4_000_000
 START_WITHIN_MS = 3_600_000
 SEED = 1
 QUICK_SESSIONS = 10
-MOST_HELD = 0.25
-LEAST_REUSE = 0.98
 DECODE_ENGINES = 4
-JUDGED_TOKENS = 8_000_000
-"""Of all decode engines together, as in `lease_replay`."""
 MEMORIES_TOKENS = (JUDGED_TOKENS, 16_000_000)
+"""Of all decode engines together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,12 @@ class Held:
     @property
     def held_per_reused(self) -> float:
         """Token-seconds held for each token read back."""
-        return self.held_token_s / self.returned_tokens if self.returned_tokens else float("nan")
+        return ratio(self.held_token_s, self.returned_tokens)
 
     @property
     def share_returning(self) -> float:
         """Turns that read something back, of all."""
-        return self.turns_returning / self.turns
+        return ratio(self.turns_returning, self.turns)
 
 
 def measure(sessions: Sequence[RecordedSession], *, is_quick: bool) -> list[Row]:
@@ -74,27 +72,27 @@ def compared(ours: Held, theirs: Held, policy: Policy, tokens: int) -> list[Row]
     against = f"adaptive / {policy}, fleet, {tokens // 1_000_000}M tokens of memory"
     judged = tokens == JUDGED_TOKENS
     return [
-        Row(
-            f"held per reused token, {against}",
-            ours.held_per_reused / theirs.held_per_reused,
-            "",
-            Target(Bound.AT_MOST, MOST_HELD) if judged else None,
+        held_row(
+            against,
+            ours.held_per_reused,
+            theirs.held_per_reused,
             f"{ours.held_per_reused:.1f} against {theirs.held_per_reused:.1f} token-seconds",
+            judged=judged,
         ),
-        Row(
+        reuse_row(
             f"turns that reuse, {against}",
-            ours.share_returning / theirs.share_returning,
-            "",
-            Target(Bound.AT_LEAST, LEAST_REUSE) if judged else None,
+            ours.share_returning,
+            theirs.share_returning,
             f"{ours.turns_returning} of {ours.turns} turns against {theirs.turns_returning} of "
             f"{theirs.turns}; reclaimed {ours.reclaimed} and {theirs.reclaimed} leases",
+            judged=judged,
         ),
-        Row(
+        reuse_row(
             f"tokens reused, {against}",
-            ours.returned_tokens / theirs.returned_tokens,
-            "",
-            None,
+            ours.returned_tokens,
+            theirs.returned_tokens,
             f"{ours.returned_tokens:,} against {theirs.returned_tokens:,}",
+            judged=False,
         ),
     ]
 
