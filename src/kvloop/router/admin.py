@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from kvloop.core.lineage import CONTENT
 from kvloop.router.conversations import Conversations
-from kvloop.router.engines import Fleet
+from kvloop.router.fleet import Fleet
 from kvloop.router.metrics import Metrics
 
 LIST_MAX_TURNS = 1000

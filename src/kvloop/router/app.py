@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from kvloop.router.engines import Engine, Fleet
+from kvloop.router.engine import Engine
+from kvloop.router.fleet import Fleet
 from kvloop.router.headers import REQUEST_ID, forwarded, hop, request_id, returned
 from kvloop.router.proxy import Proxy
 from kvloop.router.request import Request

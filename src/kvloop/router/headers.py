@@ -7,7 +7,7 @@ be found in what it answers. Nothing named `x-kvloop-` passes: these are the rou
 
 import os
 
-from kvloop.router.engines import Engine
+from kvloop.router.engine import Engine
 from kvloop.router.request import Request
 from kvloop.router.upstream import Head
 

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvloop.core.lineage import LineageTable
-from kvloop.router.engines import Fleet
+from kvloop.router.fleet import Fleet
 from kvloop.router.turn import Route
 
 MAX_MISS_REASONS = 32

@@ -12,7 +12,8 @@ from functools import partial
 
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations, Lookup
-from kvloop.router.engines import Engine, Fleet
+from kvloop.router.engine import Engine
+from kvloop.router.fleet import Fleet
 from kvloop.router.headers import REQUEST_ID, forwarded, hop, request_id, returned
 from kvloop.router.leases import LeaseUse
 from kvloop.router.metrics import Metrics

@@ -27,7 +27,8 @@ from kvloop.router.app import App
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
 from kvloop.router.downstream import ClientConnection, Service
-from kvloop.router.engines import Engine, Fleet
+from kvloop.router.engine import Engine
+from kvloop.router.fleet import Fleet
 from kvloop.router.heartbeat import renewing
 from kvloop.router.metrics import Metrics
 from kvloop.router.proxy import Proxy

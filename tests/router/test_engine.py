@@ -1,6 +1,7 @@
 """Passive health: how long an engine is left out, and what clears it."""
 
-from kvloop.router.engines import BACKOFF_FIRST_S, BACKOFF_MAX_S, LOG_EVERY_S, Engine, Fleet
+from kvloop.router.engine import BACKOFF_FIRST_S, BACKOFF_MAX_S, LOG_EVERY_S, Engine
+from kvloop.router.fleet import Fleet
 
 
 def engine() -> Engine:
