@@ -29,7 +29,7 @@ def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None
     """With the ones that exist."""
     assert main(["start"]) == 2
     assert capsys.readouterr().err == (
-        "kvloop: there is no command 'start': choose from up, route, engine, sim, keygen\n"
+        "kvloop: there is no command 'start': choose from up, route, explain, engine, sim, keygen\n"
     )
 
 
@@ -45,10 +45,12 @@ def test_every_flag_is_explained(name: str) -> None:
 
 FLAGS = {
     "up": """--prefill --decode --model --port --admin-port --no-demo --demo-only --connector --return
-        --prefill-cache --folder""",
+        --prefill-cache --policy --folder""",
     "engine": """--role --model --connector --control-host --control-port --side-channel-port --secret-file
         --engine-id --cores --print-command""",
-    "route": "--prefill --decode --host --port --admin-host --admin-port --return",
+    "route": """--prefill --decode --host --port --admin-host --admin-port --return --policy
+        --append-max-tokens --append-budget-tokens --append-stall-weight --explain-log-every""",
+    "explain": "--admin --json",
 }
 
 

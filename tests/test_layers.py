@@ -16,6 +16,7 @@ CORE_MAY_IMPORT = {
     "hashlib",
     "heapq",
     "itertools",
+    "math",
     "struct",
     "sys",
     "typing",

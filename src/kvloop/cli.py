@@ -53,6 +53,13 @@ def _route(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, lis
     return run
 
 
+def _explain(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
+    from kvloop.router import explain_command
+
+    explain_command.add_arguments(parser)
+    return lambda args, _: explain_command.run(args)
+
+
 def _sim(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
     from kvloop.local import simulation
 
@@ -76,6 +83,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "up": Command("start prefill and decode engines and a router on this machine", _up),
         "route": Command("run the router in front of engines that are already there", _route),
+        "explain": Command("say why a request went the way it did", _explain),
         "engine": Command(
             "run one vLLM server with the settings of its role", _engine, passes_unknown_on=True
         ),

@@ -53,7 +53,7 @@ def decodes(pair: Pair, ranks_stack: Stack) -> list[Engine]:
 def router_over(pair_stack: Stack, ranks_stack: Stack, *flags: str) -> Iterator[Client]:
     """A router in front of all four servers."""
     others = ("--prefill", ranks_stack.prefill[0].url, "--decode", ranks_stack.decode[0].url)
-    router = pair_stack.add_router("router-over-all", (*others, *flags))
+    router = pair_stack.add_router("router-over-all", (*others, "--policy", "sticky", *flags))
     try:
         yield Client(router.url)
     finally:

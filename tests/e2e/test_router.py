@@ -93,7 +93,8 @@ class Client:
 def client(pair_stack: Stack) -> Iterator[Client]:
     """A router in front of the pair."""
     admin_port = free_ports(1, "127.0.0.1")[0]
-    router = pair_stack.add_router("router", ("--prefill-timeout-s", "60", "--admin-port", str(admin_port)))
+    flags = ("--prefill-timeout-s", "60", "--admin-port", str(admin_port), "--policy", "sticky")
+    router = pair_stack.add_router("router", flags)
     yield Client(router.url)
     router.shut_down()
 

@@ -173,7 +173,8 @@ def test_a_later_turn_that_is_not_returned_is_a_failure(router: Router) -> None:
     with pytest.raises(UserError) as caught:
         run_demo(DemoTarget(router.url, router.url, metrics_url=router.url), said.append)
     assert str(caught.value) == (
-        "turns 3, 5 read nothing back from decode (the router's misses so far: no_reply 2, unknown_lease 1)"
+        "turns 3, 5 reused nothing of what decode held "
+        "(the router's misses so far: no_reply 2, unknown_lease 1)"
     )
     assert len(said) == 3 + len(QUESTIONS) + 2
 

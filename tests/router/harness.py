@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import uvloop
 
-from kvloop.router.config import Limits, RouterConfig, Timeouts
+from kvloop.router.config import Choice, Limits, RouterConfig, Timeouts
 from kvloop.router.serve import serving
 from tests.router.fake_engine import FakeEngine, Plan, decode_plan, engines, prefill_plan
 
@@ -68,7 +68,8 @@ async def stack(
     timeouts: Timeouts | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stack]:
-    """A router with engines of these plans (one well-behaved each, if not said otherwise)."""
+    """A router with engines of these plans (one well-behaved each, if not said otherwise) that reads back
+    what there is to read back, unless a `choice` says otherwise."""
     prefill = [prefill_plan] if prefill is None else prefill
     decode = [decode_plan] if decode is None else decode
     async with engines(*prefill, *decode) as started:
@@ -80,6 +81,7 @@ async def stack(
             admin_port=0,
             limits=limits or Limits(),
             timeouts=timeouts or Timeouts(drain_timeout_s=0.2),
+            choice=Choice("tests.router.return_first:ReturnFirst", append_max_tokens=0),
         )
         async with (
             serving(replace(config, **settings)) as ports,

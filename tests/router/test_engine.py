@@ -1,5 +1,7 @@
 """Passive health: how long an engine is left out, and what clears it."""
 
+from kvloop.core.decision import AppendLimits, Ask
+from kvloop.core.policy import Kv
 from kvloop.router.engine import BACKOFF_FIRST_S, BACKOFF_MAX_S, LOG_EVERY_S, Engine
 from kvloop.router.fleet import Fleet
 
@@ -50,10 +52,11 @@ def test_log_lines_bounded() -> None:
 def test_last_resort() -> None:
     """A decode engine that just failed is named only as a last resort, and never an excluded one."""
     one = Engine("http://127.0.0.1:1", "decode", 1.0)
-    fleet = Fleet([], [one], lambda: 100.0)
+    fleet = Fleet([], [one], lambda: 100_000_000_000, Kv(), AppendLimits())
+    ask = Ask(100)
     one.failed(100.0)
     assert not fleet.healthy()
-    assert fleet.choose_decode(None, (), last_resort=False) is None
-    assert fleet.choose_decode(None, (), last_resort=True) == one.url
-    assert fleet.choose_decode(None, (one.url,), last_resort=True) is None
-    assert fleet.choose_prefill(()) is None
+    assert fleet.choose_decode(ask, None, (), last_resort=False) is None
+    assert fleet.choose_decode(ask, None, (), last_resort=True) == one.url
+    assert fleet.choose_decode(ask, None, (one.url,), last_resort=True) is None
+    assert fleet.choose_prefill(ask, ()) is None

@@ -136,7 +136,7 @@ async def test_a_4xx_over_a_handle() -> None:
                 assert [await served(router, stream=stream) for _ in range(2)] == ["recompute"] * 2
                 asked = [one for engine in router.prefill for one in engine.asked]
                 assert sum("kvloop_handle" in one.params for one in asked) == 1
-                assert sorted(len(engine.asked) for engine in router.prefill) == [1, 2]
+                assert len(asked) == 3
                 assert await router.metric('fallbacks_total{hop="prefill",reason="status_4xx"}') == 1
 
 

@@ -6,24 +6,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Route, Step, Turn
+from kvloop.core.decision import Option, Parts, Route
+from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn
 from kvloop.wire.openai import ALONE
 
 HANDOVER = b'{"remote":1}'
 HANDLE = b'{"kvloop_handle":"h"}'
 
 
-def turn(prefill: str = "pq", decode: str = "de", handle: bytes | None = HANDLE, alone: bool = False) -> Turn:
+def turn(
+    prefill: str = "pq",
+    decode: str = "de",
+    handle: bytes | None = HANDLE,
+    alone: bool = False,
+    append: bool = False,
+) -> Turn:
     """A turn among engines of one letter each, taken in order."""
 
     def choose(engines: str, excluded: Collection[str]) -> str | None:
         return next((engine for engine in engines if engine not in excluded), None)
 
+    way = None
+    if prefill and not alone:
+        way = Option(Route.RETURN if handle else Route.RECOMPUTE, prefill[0], decode[:1], 0, 0, Parts(), 0)
+    if append and decode:
+        way = Option(Route.APPEND, None, decode[0], 0, 0, Parts(), 0)
     return Turn(
         lambda excluded: choose(prefill, excluded),
-        lambda excluded, _: choose(decode, excluded),
+        lambda _prefill, excluded, _last: choose(decode, excluded),
         handle,
-        alone,
+        way,
     )
 
 
@@ -59,8 +71,8 @@ def test_every_arrow() -> None:
     assert one.prefill_failed(Failure.ANSWERED) == AskPrefill("p", None)
     assert one.prefill_failed(Failure.ANSWERED) == AskPrefill("q", HANDLE)
     assert one.prefill_failed(Failure.ANSWERED) == AskDecode("d", ALONE)
-    assert one.decode_failed() == AskDecode("e", ALONE)
-    assert isinstance(one.decode_failed(), GiveUp)
+    assert one.decode_failed(Failure.ANSWERED) == AskDecode("e", ALONE)
+    assert isinstance(one.decode_failed(Failure.ANSWERED), GiveUp)
     assert one.route is Route.DECODE
 
 
@@ -105,11 +117,11 @@ def test_lone_decode_engine() -> None:
     one = turn(decode="d")
     one.start()
     assert one.prefilled(HANDOVER, 64) == AskDecode("d", HANDOVER)
-    assert one.decode_failed() == AskDecode("d", ALONE)
-    assert isinstance(one.decode_failed(), GiveUp)
+    assert one.decode_failed(Failure.ANSWERED) == AskDecode("d", ALONE)
+    assert isinstance(one.decode_failed(Failure.ANSWERED), GiveUp)
     alone = turn(decode="d", alone=True)
     assert alone.start() == AskDecode("d", ALONE)
-    assert isinstance(alone.decode_failed(), GiveUp)
+    assert isinstance(alone.decode_failed(Failure.ANSWERED), GiveUp)
 
 
 def test_nobody_there() -> None:
@@ -118,18 +130,62 @@ def test_nobody_there() -> None:
     assert isinstance(turn(prefill="", decode="").start(), GiveUp)
 
 
+def test_append() -> None:
+    """One hop, to the engine that holds the history."""
+    one = turn(append=True)
+    assert one.start() == AskDecode("d", ALONE)
+    assert one.route is Route.APPEND
+    assert one.asked == [("decode", "d")]
+
+
+@pytest.mark.parametrize("failure", list(Failure))
+def test_a_failed_append_takes_the_plain_way(failure: Failure) -> None:
+    """Prefill without the handle, whose engine is in trouble, and another decode engine; itself if it is the
+    only one."""
+    one = turn(append=True)
+    one.start()
+    assert one.decode_failed(failure) == AskPrefill("p", None)
+    assert one.prefilled(HANDOVER, 0) == AskDecode("e", HANDOVER)
+    assert one.route is Route.RECOMPUTE
+    lone = turn(decode="d", append=True)
+    lone.start()
+    lone.decode_failed(failure)
+    assert lone.prefilled(HANDOVER, 0) == AskDecode("d", HANDOVER)
+
+
+def test_what_nobody_came_for_is_for_another() -> None:
+    """A decode engine that was not reached has not pulled, so another one gets the same handover."""
+    one = turn()
+    one.start()
+    one.prefilled(HANDOVER, 64)
+    assert one.decode_failed(Failure.UNREACHED) == AskDecode("e", HANDOVER)
+    assert one.route is Route.RETURN
+    lone = turn(decode="d")
+    lone.start()
+    lone.prefilled(HANDOVER, 64)
+    assert lone.decode_failed(Failure.UNREACHED) == AskDecode("d", ALONE)
+
+
 @given(
-    st.lists(st.sampled_from([*Failure, "fine", "4xx"]), min_size=8, max_size=8),
+    st.lists(st.sampled_from([*Failure, "fine", "4xx"]), min_size=9, max_size=9),
     st.sampled_from(["", "p", "pq", "pqr"]),
     st.sampled_from(["", "d", "de", "def"]),
     st.sampled_from([None, HANDLE]),
     st.booleans(),
+    st.booleans(),
 )
 def test_any_outcomes(
-    outcomes: list[Failure | str], prefill: str, decode: str, handle: bytes | None, alone: bool
+    outcomes: list[Failure | str],
+    prefill: str,
+    decode: str,
+    handle: bytes | None,
+    alone: bool,
+    append: bool,
 ) -> None:
-    """However hops end, at most four prefill hops and two decode hops are made, and none twice the same."""
-    one = turn(prefill, decode, handle, alone)
+    """However hops end, at most four prefill hops and two decode hops after an append are made, and none
+    twice the same."""
+    append = append and not alone
+    one = turn(prefill, decode, handle, alone, append)
     steps: list[Step] = [one.start()]
     for outcome in outcomes:
         step = steps[-1]
@@ -146,13 +202,14 @@ def test_any_outcomes(
         elif isinstance(step, AskPrefill):
             done = one.prefilled(HANDOVER, 1) if outcome == "fine" else one.prefill_failed(Failure(outcome))
         else:
-            done = one.decode_failed()
+            assert isinstance(outcome, Failure)
+            done = one.decode_failed(outcome)
         steps.append(done)
     else:
         raise AssertionError("the turn does not end")
     asked = [step for step in steps if not isinstance(step, GiveUp)]
     assert len(set(asked)) == len(asked)
     assert sum(isinstance(step, AskPrefill) for step in asked) <= 4
-    assert sum(isinstance(step, AskDecode) for step in asked) <= 2
+    assert sum(isinstance(step, AskDecode) for step in asked) <= 2 + append
     if alone:
         assert all(isinstance(step, AskDecode) for step in asked)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from kvloop.local.ports import free_ports
-from kvloop.router.config import Leases, RouterConfig, Timeouts
+from kvloop.router.config import Choice, Leases, RouterConfig, Timeouts
 from kvloop.router.serve import serving as serving_router
 from kvloop.sim.command import serving
 from kvloop.sim.config import EngineConfig
@@ -98,6 +98,7 @@ async def deployment(
             port=0,
             admin_port=0,
             return_enabled=returns,
+            choice=Choice("sticky"),
             leases=Leases(secret_file=str(secret)),
             timeouts=Timeouts(drain_timeout_s=0.2),
         )

@@ -134,6 +134,7 @@ def test_the_second_turn_reads_what_decode_has() -> None:
         "returned_tokens": 339,
         "computed_tokens": 51,
         "reason": None,
+        "read_us": 1220,
     }
     assert again == pair().turn("b", prompt)[0]
     assert [len(read.blocks) for read in world.reads] == [19, 22, 4]

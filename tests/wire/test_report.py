@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvloop.core.chain import MAX_CHAIN_TOKENS
-from kvloop.wire.report import TurnReport, read_report
+from kvloop.core.report import TurnReport
+from kvloop.wire.report import read_report
 
 TURN = {"prompt_tokens": 9, "local_tokens": 1, "returned_tokens": 2, "computed_tokens": 6, "reason": None}
 COUNTS = ("prompt_tokens", "local_tokens", "returned_tokens", "computed_tokens")

@@ -86,8 +86,7 @@ def measure(engines: int) -> Size:
     router, people = world.routers[0], world.people
     finds, chooses = Stopwatch(), Stopwatch()
     router.filing.look_up = finds.around(router.filing.look_up)  # type: ignore[method-assign]
-    for known in (router.prefill, router.decode):
-        known.choose = chooses.around(known.choose)  # type: ignore[method-assign]
+    router.known.choose = chooses.around(router.known.choose)  # type: ignore[method-assign]
     run_through(world)
     frames = world.around.network.frames
     return Size(

@@ -26,7 +26,7 @@ MOST_CLAIM_MS = 1.0
 CONCURRENCY = 16
 GRANTED = 'kvloop_leases{state="granted"}'
 RENEWALS = 'kvloop_renewals_total{outcome="renewed"}'
-ROUTER_FLAGS = ("--lease-policy", "fixed")
+ROUTER_FLAGS = ("--lease-policy", "fixed", "--policy", "sticky")
 """Otherwise the router would let most of them go: nobody comes back."""
 QUESTION = "Say what a person should know about this subject before the first lesson, and why it matters: "
 QUESTION_TIMES = 5

@@ -114,7 +114,7 @@ def measure(
     for policy in (Policy.ADAPTIVE, Policy.FIXED):
         # Adaptive first: nothing that fixed leases still hold is counted in its window.
         wait_for_the_end(stack, LEASES_END_WITHIN_S)
-        router = stack.add_router(policy.value, ("--lease-policy", policy.value))
+        router = stack.add_router(policy.value, ("--lease-policy", policy.value, "--policy", "sticky"))
         say(f"{policy}: {len(chosen)} sessions for {effort.window_s:.0f} s")
         played[policy] = Window(stack, router, f"{seed} {policy}", effort).play(chosen)
         say(f"{policy}: {played[policy]}; misses: {return_misses(router.admin_url) or 'none'}")

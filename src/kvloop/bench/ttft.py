@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 LEAST_SPEED_UP = {570: 3.5, 1_900: 8.0, 5_600: 20.0}
 """Prompt tokens, and by how much a returned turn must be faster than one-way."""
 MOST_OF_UPSTREAM = 0.6
-PATIENT = ("--prefill-timeout-s", "600")
+PATIENT = ("--prefill-timeout-s", "600", "--policy", "sticky")
 """A router's flags: a long prompt on a slow core is to be measured, not given up."""
 MEASURED_TURN = f"turn 2, streamed, about {NEW_TOKENS} tokens new to decode, to the client's first text"
 MAX_DISCARDED = 2

@@ -30,6 +30,7 @@ class Read:
     matched_tokens: int = 0
     remote_blocks: tuple[int, ...] = ()
     deadline_ns: int = 0
+    ordered_ns: int = 0
     target_blocks: list[int] = field(default_factory=list)
     in_flight: bool = False
     left: bool = False

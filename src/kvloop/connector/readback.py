@@ -150,7 +150,7 @@ class ReadBack:
         asynchronously."""
         read = self._reads[request.request_id]
         read.turn.local_tokens = num_computed_tokens
-        read.turn.returned_tokens = 0
+        read.turn.returned_tokens = read.turn.read_us = 0
         if read.handle is None:
             return 0, False
         answer = self._poll(request.request_id, read)
@@ -205,7 +205,7 @@ class ReadBack:
         if not self._book.start(request_id):
             raise AssertionError(f"{request_id}: a read without a claim")
         read.target_blocks = missing_blocks
-        read.in_flight = True
+        read.in_flight, read.ordered_ns = True, time.monotonic_ns()
         self._due.append(request_id)
 
     def decline(self, request: "Request") -> None:
@@ -244,6 +244,7 @@ class ReadBack:
         self._send_releases(releases)
         if isinstance(verdict, Keep):
             read.turn.returned_tokens = read.matched_tokens - read.turn.local_tokens
+            read.turn.read_us = (now_ns - read.ordered_ns) // 1000
             outcome = KEPT
         else:
             outcome = read.turn.reason = verdict.reason

@@ -23,6 +23,7 @@ from vllm.v1.request import RequestStatus
 from kvloop.connector.account import Account
 from kvloop.connector.compat import find_blocks_freed_later, find_wake, registration_generation
 from kvloop.connector.conservation import CHECK_EVERY_NS, Conservation
+from kvloop.connector.handovers import Handovers
 from kvloop.connector.identity import IdentityOf
 from kvloop.connector.late import LateReads
 from kvloop.connector.leases import Leases
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvloop.scheduler")
 
-MAX_HANDOVERS = 10_000
-"""Reads from prefill whose size is remembered until they end; more than an engine has requests."""
 _ENDED_WELL = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
@@ -82,6 +81,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self._leases = Leases(settings, block_size=self.block_size, incarnation=self._incarnation)
         self._late = LateReads()
         self._tally = Tally(block_bytes(kv_cache_config) * self.transfer_tp_size)
+        self._handovers = Handovers(self._tally)
         self._pressure = Pressure(self._leases.make_room)
         self._waiting = WaitingHits(self._leases.make_room, self._leases.holds_blocks)
         self._conservation = Conservation(
@@ -113,7 +113,6 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         self._refused_before = 0
         self._starved = False
         self._incarnations_due: dict[str, str] = {}
-        self._handovers: dict[str, int] = {}
 
     def _make_lender(self, settings: Settings) -> Lender:
         account = Account(
@@ -194,7 +193,10 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         """How many tokens beyond the local hit can be read, and that the read is asynchronous."""
         if request.request_id in self._readback:
             return self._readback.decide(request, num_computed_tokens)
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        count, asynchronous = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if request.kv_transfer_params:
+            self._handovers.looked(request, num_computed_tokens, count)
+        return count, asynchronous
 
     def _meet_core(self) -> None:
         """Find who is calling: the engine core, to wake it; vLLM's scheduler, to see what it holds."""
@@ -217,8 +219,8 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         missing = self.get_exchange_clipped_blocks(blocks.get_unhashed_block_ids_all_groups())
         if is_read_back:
             self._readback.order(request, list(missing[0]))
-        elif len(self._handovers) < MAX_HANDOVERS:
-            self._handovers[request.request_id] = len(missing[0])
+        else:
+            self._handovers.ordered(request.request_id, len(missing[0]))
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KvloopMetadata:
         """This step's orders for the workers."""
@@ -256,9 +258,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):
         for request_id in connector_output.finished_recving or ():
             failed = request_id in connector_output.failed_recving
             self._readback.end(request_id, failed=failed)
-            blocks = self._handovers.pop(request_id, 0)
-            if blocks and not failed:
-                self._tally.handed_over(blocks)
+            self._handovers.ended(request_id, failed=failed)
 
     def request_finished(
         self, request: "Request", block_ids: "tuple[list[int], ...] | list[list[int]]"
@@ -276,10 +276,11 @@ class KvloopScheduler(NixlPullConnectorScheduler):
                 answer["kvloop_incarnation"] = self._incarnation
                 answer["remote_prefill_cached_tokens"] = turn["local_tokens"] + turn["returned_tokens"]
             return delay_free, answer
+        prompt = self._handovers.left(request.request_id)
         if self._may_retain(request, params) and not delay_free:
             handle = self._retainer.retain(request, tuple(block_ids), starved=self._starved)
             if handle is not None:
-                return False, {"kvloop_handle": self._retainer.encode(handle)}
+                return False, {"kvloop_handle": self._retainer.encode(handle), "kvloop_turn": prompt}
         return delay_free, answer
 
     def _may_retain(self, request: "Request", params: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvloop.core.deadline import Deadlines
 from kvloop.core.handle import LeaseRef
@@ -43,6 +44,17 @@ class Name:
     value: str
 
 
+class Prompt(NamedTuple):
+    """A turn's prompt, in tokens, and the prefill engine that computed so many of it last, if one did."""
+
+    tokens: int = 0
+    computed_at: str | None = None
+    computed: int = 0
+
+
+NO_PROMPT = Prompt()
+
+
 @dataclass(frozen=True, slots=True)
 class FiledTurn:
     """A finished turn: decode's opaque handle, the engine that gave it, how many units its request had.
@@ -57,6 +69,12 @@ class FiledTurn:
     expires_ns: int
     names: tuple[Name, ...] = ()
     lease: LeaseRef | None = None
+    prompt: Prompt = NO_PROMPT
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that decode holds: what the handle says, else those of the prompt."""
+        return self.prompt.tokens if self.lease is None else self.lease.token_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ Message = dict[str, str]
 # A long prompt on one slow core; a router that hangs must not hang the demo for ever.
 TURN_TIMEOUT_S = 600.0
 _ERROR_BYTES = 500
+APPEND = "append"
 _MISS = re.compile(r'^kvloop_router_return_misses_total\{reason="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -46,7 +47,7 @@ class TurnResult:
 
     @property
     def computed_tokens(self) -> int | None:
-        """Prompt tokens that prefill had to compute."""
+        """Prompt tokens that had to be computed."""
         if self.prompt_tokens is None or self.cached_tokens is None:
             return None
         return self.prompt_tokens - self.cached_tokens
@@ -113,12 +114,17 @@ def _read(response: http.client.HTTPResponse, began_s: float) -> TurnResult:
             text += piece
     if not text:
         raise UserError("the turn was answered without a word")
+    route = response.getheader("x-kvloop-route")
+    reused = _number(response.getheader("x-kvloop-reused-tokens"))
+    cached = _number(response.getheader("x-kvloop-cached-tokens"))
+    if route == APPEND:  # decode found in its own cache what else would have been read back
+        reused = cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return TurnResult(
         text=text,
-        route=response.getheader("x-kvloop-route"),
+        route=route,
         prompt_tokens=usage.get("prompt_tokens"),
-        reused_tokens=_number(response.getheader("x-kvloop-reused-tokens")),
-        cached_tokens=_number(response.getheader("x-kvloop-cached-tokens")),
+        reused_tokens=reused,
+        cached_tokens=cached,
         first_token_s=first_token_s,
         last_token_s=last_token_s,
         answer_tokens=usage.get("completion_tokens"),

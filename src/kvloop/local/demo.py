@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvloop.errors import UserError
-from kvloop.local.chat import Message, TurnResult, return_misses, served_model, stream_turn
+from kvloop.local.chat import APPEND, Message, TurnResult, return_misses, served_model, stream_turn
 from kvloop.local.demo_table import DemoTurn, caption, header, row
 
 Say = Callable[[str], None]
@@ -111,19 +111,19 @@ def converse(target: DemoTarget, questions: tuple[str, ...] = QUESTIONS) -> Iter
 
 
 def not_returned(turns: Sequence[DemoTurn], counts: bool) -> list[int]:
-    """The turns after the first that read nothing back, by index; with `counts`, tokens decide, else the
-    route."""
+    """The turns after the first that reused nothing of decode's, by index; with `counts`, tokens decide, else
+    the route."""
     return [
         turn.index
         for turn in turns[1:]
-        if turn.result.route != "return" or (counts and not turn.result.reused_tokens)
+        if turn.result.route not in ("return", APPEND) or (counts and not turn.result.reused_tokens)
     ]
 
 
 def run_demo(target: DemoTarget, say: Say) -> None:
     """Hold the conversation and print it.
 
-    Raises `UserError` where a turn fails, or a later turn read nothing back although the loop was to close.
+    Raises `UserError` where a turn fails, or a later turn reused nothing although the loop was to close.
     """
     compares = target.url_off is not None
     say("warming up: the engines meet in another conversation")
@@ -143,4 +143,4 @@ def run_demo(target: DemoTarget, say: Say) -> None:
         which = f"turn{'s' * (len(missed) > 1)} {', '.join(map(str, missed))}"
         reasons = return_misses(target.metrics_url) if target.metrics_url else ""
         because = f" (the router's misses so far: {reasons})" if reasons else ""
-        raise UserError(f"{which} read nothing back from decode{because}")
+        raise UserError(f"{which} reused nothing of what decode held{because}")

@@ -66,7 +66,10 @@ def row(turn: DemoTurn) -> str:
 
 def caption(compares: bool, prefill_cache: bool) -> str:
     """What the numbers are, and under which conditions."""
-    lines = ["Prompt tokens: `from decode` were read back from it, `computed` were computed by prefill."]
+    lines = [
+        "Prompt tokens: `from decode` were read back from it by prefill (return), or found there by decode",
+        "itself, which then computed the rest without prefill (append); `computed` were computed.",
+    ]
     if prefill_cache:
         lines.append("Prefill's own prefix cache is on: what it still held itself is in neither column.")
     else:

@@ -5,8 +5,7 @@ The simulation stands beside the router and imports nothing of it; this is where
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
+from kvloop.core.decision import Option
 from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn
 from kvloop.sim.fleet import turns
 from kvloop.wire.openai import ALONE
@@ -23,13 +22,13 @@ class RouterTurn:
     """One turn's machine. Handle and handover stay with the caller; it only says whether to use them."""
 
     def __init__(
-        self, choose_prefill: turns.ChoosePrefill, choose_decode: turns.ChooseDecode, has_handle: bool
+        self,
+        choose_prefill: turns.ChoosePrefill,
+        choose_decode: turns.ChooseDecode,
+        has_handle: bool,
+        way: Option | None,
     ) -> None:
-        def decode(excluded: Collection[str], last_resort: bool) -> str | None:
-            return choose_decode(excluded, last_resort)
-
-        handle = _HANDLE if has_handle else None
-        self._turn = Turn(lambda excluded: choose_prefill(excluded), decode, handle, alone=False)
+        self._turn = Turn(choose_prefill, choose_decode, _HANDLE if has_handle else None, way)
 
     def start(self) -> turns.Step:
         """The first step."""
@@ -43,9 +42,9 @@ class RouterTurn:
         """Prefill gave nothing."""
         return _shown(self._turn.prefill_failed(_FAILURES[trouble]))
 
-    def decode_failed(self) -> turns.Step:
+    def decode_failed(self, trouble: turns.Trouble) -> turns.Step:
         """Decode gave nothing."""
-        return _shown(self._turn.decode_failed())
+        return _shown(self._turn.decode_failed(_FAILURES[trouble]))
 
 
 def _shown(step: Step) -> turns.Step:

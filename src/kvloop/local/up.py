@@ -67,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read earlier turns back from decode, or run plain one-way prefill and decode (default: on)",
     )
     parser.add_argument(
+        "--policy",
+        default="kv",
+        metavar="NAME",
+        help="the router's: which way a turn goes, and through which engines (default: %(default)s)",
+    )
+    parser.add_argument(
         "--prefill-cache",
         choices=("on", "off"),
         default="off",
@@ -99,6 +105,7 @@ def stack_config(args: argparse.Namespace) -> StackConfig:
         returns=args.return_mode == "on",
         port=args.port,
         admin_port=args.admin_port,
+        router_flags=("--policy", args.policy),
         prefill_flags=() if args.prefill_cache == "on" else ("--no-enable-prefix-caching",),
         prefill_extra={"kvloop_claim_timeout_ms": CLAIM_TIMEOUT_MS} if connector is Connector.KVLOOP else {},
         folder=args.folder.absolute() if args.folder else None,

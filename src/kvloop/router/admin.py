@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from kvloop.core.lineage import CONTENT
 from kvloop.router.conversations import Conversations
+from kvloop.router.explain import Explanations
 from kvloop.router.fleet import Fleet
 from kvloop.router.metrics import Metrics
 
@@ -24,12 +25,16 @@ _NS_PER_S = 1_000_000_000
 Answer = Callable[[Request], Awaitable[Response]]
 
 
-def admin_app(fleet: Fleet, conversations: Conversations, metrics: Metrics) -> Starlette:
-    """The routes: `/metrics`, `/health`, `/conversations`, `/conversations/{kind}/{id}`."""
+def admin_app(
+    fleet: Fleet, conversations: Conversations, metrics: Metrics, explanations: Explanations
+) -> Starlette:
+    """The routes: `/metrics`, `/health`, `/decisions/{request id}`, `/conversations` and
+    `/conversations/{kind}/{id}`."""
     return Starlette(
         routes=[
             Route("/metrics", _metrics(metrics)),
             Route("/health", _health(fleet)),
+            Route("/decisions/{request_id:path}", _explain(explanations)),
             Route("/conversations", _list(conversations)),
             Route("/conversations/{kind}/{value:path}", _forget(conversations), methods=["DELETE"]),
         ]
@@ -58,6 +63,16 @@ def _health(fleet: Fleet) -> Answer:
         return JSONResponse(
             {"status": "ok" if healthy else "down", "engines": engines}, 200 if healthy else 503
         )
+
+    return answer
+
+
+def _explain(explanations: Explanations) -> Answer:
+    async def answer(request: Request) -> Response:
+        found = explanations.find(request.path_params["request_id"])
+        if found is None:
+            return JSONResponse({"error": "nothing is known of this request, or not any more"}, 404)
+        return JSONResponse(found)
 
     return answer
 

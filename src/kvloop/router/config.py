@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from kvloop.core.policy import POLICIES
 from kvloop.core.returns import DEFAULT_BREAK_EVEN_NS
 from kvloop.errors import UserError
 from kvloop.wire.control import MAX_TERM_MS
@@ -57,6 +58,17 @@ class Leases:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """How turns are sent through the engines."""
+
+    policy: str = "kv"
+    append_max_tokens: int = 1024
+    append_budget_tokens: int = 2048
+    append_stall_weight: float = 0.125
+    explain_log_every: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Engines' base URLs, where to listen, and how to behave. UserError for what cannot work."""
 
@@ -70,6 +82,7 @@ class RouterConfig:
     prefill_timeout_s: float = 300.0
     retention_s: float = 480.0  # decoder_kv_blocks_ttl: a handle is worth nothing after it
     tenant_header: str = "authorization"
+    choice: Choice = field(default_factory=Choice)
     leases: Leases = field(default_factory=Leases)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -85,6 +98,8 @@ class RouterConfig:
                     raise UserError(f"--{bound.name.replace('_', '-')} must be positive")
         if min(self.prefill_timeout_s, self.retention_s) <= 0:
             raise UserError("--prefill-timeout-s and --retention-s must be positive")
+        if min(getattr(self.choice, bound.name) for bound in fields(Choice) if bound.name != "policy") < 0:
+            raise UserError("--append-... and --explain-log-every must not be negative")
         if min(self.leases.max_leases, self.leases.break_even_s) <= 0:
             raise UserError("--max-leases and --break-even-s must be positive")
         if not 0 < self.leases.renew_interval_s < self.leases.lease_term_s <= MAX_TERM_MS / 1000:
@@ -150,10 +165,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for a prompt's prefill before another way is taken",
     )
     _add_bound(parser, "retention_s", default.retention_s, "a handle's life; decode's decoder_kv_blocks_ttl")
+    _add_choice(parser, default.choice)
     _add_leases(parser, default.leases)
     for group in (default.timeouts, default.limits):
         for bound in fields(group):
             _add_bound(parser, bound.name, getattr(group, bound.name), _BOUND_HELP[bound.name])
+
+
+def _add_choice(parser: argparse.ArgumentParser, default: Choice) -> None:
+    parser.add_argument(
+        "--policy",
+        default=default.policy,
+        metavar="NAME",
+        help=f"{', '.join(POLICIES)}, or one's own as module:Class (default: %(default)s)",
+    )
+    for name, what in _CHOICE_HELP.items():
+        _add_bound(parser, name, getattr(default, name), what)
 
 
 def _add_leases(parser: argparse.ArgumentParser, default: Leases) -> None:
@@ -196,6 +223,7 @@ def from_args(namespace: argparse.Namespace) -> RouterConfig:
         prefill_timeout_s=namespace.prefill_timeout_s,
         retention_s=namespace.retention_s,
         tenant_header=namespace.tenant_header.lower(),
+        choice=Choice(**{bound.name: getattr(namespace, bound.name) for bound in fields(Choice)}),
         leases=Leases(
             secret_file=namespace.secret_file,
             lease_policy=LeasePolicy(namespace.lease_policy),
@@ -209,6 +237,12 @@ def from_args(namespace: argparse.Namespace) -> RouterConfig:
     )
 
 
+_CHOICE_HELP = {
+    "append_max_tokens": "tokens of a turn that decode may compute by itself, 0 for none",
+    "append_budget_tokens": "such tokens under way at one decode engine",
+    "append_stall_weight": "what a second's standstill of an answer weighs against one of a first token",
+    "explain_log_every": "one decision of so many is logged, 0 for none",
+}
 _BOUND_HELP = {
     "connect_timeout_s": "for a connection to an engine",
     "client_timeout_s": "for a request to come in whole",

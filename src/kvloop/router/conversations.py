@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, content_keys, name_key
+from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, Prompt, content_keys, name_key
 from kvloop.router.leases import LeaseUse, TurnLeases, is_return
 from kvloop.router.request import Request
 from kvloop.router.retain import retention_asked_ns
@@ -40,7 +40,7 @@ _HEADER_KEYS = tuple((kind, kind.encode()) for kind in NAME_HEADERS)
 PROMPT_UNIT_BYTES = 1024  # a prompt is cut finely in its first KiB, then by the KiB
 _PROMPT_FINE_BYTES = 128
 # What comes before the first message in the prompt, or changes how all of them are rendered.
-_ROOT_FIELDS = (
+ROOT_FIELDS = (
     "tools",
     "documents",
     "chat_template",
@@ -104,7 +104,7 @@ class Conversations:
                 caller, key=self._key, digest_size=16, person=b"kvloop.tenant"
             ).hexdigest()
             salt = _salt(caller, generation.cache_salt)
-        content = content_keys(self._key, _root(generation, tenant, salt), _units(generation))
+        content = content_keys(self._key, _root(generation, tenant, salt), units_of(generation))
         names = [
             (name, name_key(self._key, tenant, generation.model, name))
             for name in _names(request, generation)
@@ -124,7 +124,7 @@ class Conversations:
         """The request may claim what it found, until it ends this; None where there is no lease."""
         return None if lookup.match is None or self.leases is None else self.leases.use(lookup.match)
 
-    def file(self, lookup: Lookup, handle: bytes, engine: str, ending: str) -> bool:
+    def file(self, lookup: Lookup, handle: bytes, engine: str, ending: str, prompt: Prompt) -> bool:
         """Remember the handle that `engine` gave for the request's turn. False if it is not worth it."""
         filed = filed_handle(handle) if len(handle) <= MAX_HANDLE_BYTES else None
         if filed is None or lookup.keep_ns == 0:
@@ -133,7 +133,16 @@ class Conversations:
         names = tuple(name for name, _ in lookup.names)
         lease = self.leases.read(filed) if self.leases is not None else None
         expires_ns = now_ns + self._retention_ns
-        turn = FiledTurn(filed, engine, lookup.tenant, len(lookup.content), expires_ns, names, lease)
+        turn = FiledTurn(
+            handle=filed,
+            engine=engine,
+            tenant=lookup.tenant,
+            depth=len(lookup.content),
+            expires_ns=expires_ns,
+            names=names,
+            lease=lease,
+            prompt=prompt,
+        )
         if self.leases is not None:
             self.leases.filed(turn, ending, lookup.keep_ns)
         self._end_leases(self.table.file(turn, lookup.content, [key for _, key in lookup.names], now_ns))
@@ -167,11 +176,11 @@ class Conversations:
 def _root(generation: Generation, tenant: str, salt: str | None) -> list[bytes]:
     """What identifies the stretch of a prompt before its first unit, and whose it is."""
     root = [tenant.encode(), generation.endpoint.encode(), generation.model.encode(), (salt or "").encode()]
-    root += [bytes(generation.fields.get(name, b"")) for name in _ROOT_FIELDS]
+    root += [bytes(generation.fields.get(name, b"")) for name in ROOT_FIELDS]
     return root
 
 
-def _units(generation: Generation) -> Sequence[bytes]:
+def units_of(generation: Generation) -> Sequence[bytes]:
     """What a prompt consists of: each message's own bytes, or whole stretches of a prompt's bytes.
 
     A prompt's last stretch counts only if it is whole, for the next turn's prompt goes on in the middle of

@@ -1,59 +1,77 @@
-"""All engines, and the choice among them."""
+"""All engines, and what the router's choices go by: `core.placement`, with the engines' state of health."""
 
 from collections.abc import Callable, Collection, Sequence
 
-from kvloop.core.placement import Candidate, choose
+from kvloop.core.decision import DECODE, PREFILL, AppendLimits, Ask, Option
+from kvloop.core.placement import Eligible, Placement
+from kvloop.core.policy import Policy
+from kvloop.core.progress import Progress
 from kvloop.router.engine import Engine
 
 
 class Fleet:
-    """All engines, and the choice among them."""
+    """The engines by URL and role. `clock_ns`: monotonic."""
 
     def __init__(
-        self, prefill: Sequence[Engine], decode: Sequence[Engine], clock: Callable[[], float]
+        self,
+        prefill: Sequence[Engine],
+        decode: Sequence[Engine],
+        clock_ns: Callable[[], int],
+        policy: Policy,
+        limits: AppendLimits,
     ) -> None:
         self.prefill = {engine.url: engine for engine in prefill}
         self.decode = {engine.url: engine for engine in decode}
-        self._clock = clock
-        self._prefills = 0  # one count per role: a shared one would give every engine of a pair one parity
-        self._decodes = 0
+        self.placement = Placement(policy, limits)
+        self.clock_ns = clock_ns
+        for engine in prefill:
+            self.placement.add(engine.url, PREFILL)
+        for engine in decode:
+            self.placement.add(engine.url, DECODE)
 
     def engines(self) -> list[Engine]:
         """Every engine, prefill first."""
         return [*self.prefill.values(), *self.decode.values()]
 
-    def choose_prefill(self, excluded: Collection[str]) -> str | None:
-        """A prefill engine that is not excluded and has not just failed."""
-        self._prefills += 1
-        return choose(self._candidates(self.prefill), self._prefills, excluded=excluded)
+    def progress(self, ask: Ask) -> Progress:
+        """The books of one turn."""
+        return Progress(self.placement, ask)
+
+    def choose(self, ask: Ask) -> list[Option]:
+        """The ways that a turn may go, the best first; none without a decode engine."""
+        return self.placement.choose(ask, self.clock_ns(), self._eligible())
+
+    def choose_prefill(self, ask: Ask, excluded: Collection[str]) -> str | None:
+        """Another prefill engine, one that has not just failed."""
+        return self.placement.choose_prefill(ask, self.clock_ns(), self._eligible(), excluded)
 
     def choose_decode(
-        self, preferred: str | None, excluded: Collection[str], last_resort: bool
+        self, ask: Ask, prefill: str | None, excluded: Collection[str], last_resort: bool
     ) -> str | None:
-        """A decode engine, `preferred` if its queue allows; as a last resort one that has just failed."""
-        self._decodes += 1
-        chosen = choose(self._candidates(self.decode), self._decodes, preferred, excluded)
-        if chosen is None and last_resort:
-            everyone = [Candidate(engine.url, engine.in_flight) for engine in self.decode.values()]
-            chosen = choose(everyone, self._decodes, preferred, excluded)
-        return chosen
+        """A decode engine to go on from what `prefill` has computed; as a last resort one that has just
+        failed."""
+        return self.placement.choose_decode(
+            ask, self.clock_ns(), self._eligible(), excluded, prefill=prefill, last_resort=last_resort
+        )
 
     def is_available(self, engine: Engine) -> bool:
         """Whether an engine has not just failed."""
-        return engine.available(self._clock())
+        return engine.available(self.clock_ns() / 1e9)
 
     def healthy(self) -> bool:
         """Whether some decode engine is worth trying: without one nothing can be served."""
-        now_s = self._clock()
-        return any(engine.available(now_s) for engine in self.decode.values())
+        return any(self.is_available(engine) for engine in self.decode.values())
 
     def close(self) -> None:
         """Abort every connection."""
         for engine in self.engines():
             engine.close()
 
-    def _candidates(self, engines: dict[str, Engine]) -> list[Candidate]:
-        now_s = self._clock()
-        return [
-            Candidate(engine.url, engine.in_flight, engine.available(now_s)) for engine in engines.values()
-        ]
+    def _eligible(self) -> Eligible:
+        now_s = self.clock_ns() / 1e9
+
+        def is_usable(url: str) -> bool:
+            engine = self.prefill.get(url) or self.decode[url]
+            return engine.available(now_s)
+
+        return Eligible(lambda _: True, is_usable)

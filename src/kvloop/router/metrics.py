@@ -9,13 +9,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvloop.core.decision import Route
 from kvloop.core.lineage import LineageTable
 from kvloop.router.fleet import Fleet
-from kvloop.router.turn import Route
 
 MAX_MISS_REASONS = 32
 MAX_REASON_CHARS = 64
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_RATIOS = (0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 4.0)
 _GAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 240.0, 480.0)
 
 
@@ -54,6 +55,14 @@ class Metrics:
             buckets=_GAP_SECONDS,
             registry=self.registry,
         )
+        errors = Histogram(
+            "kvloop_router_prediction_error_ratio",
+            "How far a stream's first byte was from its prediction, as a share of the time it took",
+            ("route",),
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
+        self.error = {route: errors.labels(route.value) for route in Route}
         self.first_byte = {route: seconds.labels(route.value) for route in Route}
 
     def answered(self, route: Route, status: int) -> None:

@@ -7,24 +7,29 @@ exchange is closed on the way out, which aborts a hop that is still under way.
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from functools import partial
 
+from kvloop.core.decision import Route
+from kvloop.core.report import TurnReport
+from kvloop.router.belief import Beliefs
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations, Lookup
 from kvloop.router.engine import Engine
+from kvloop.router.explain import Explanations
 from kvloop.router.fleet import Fleet
 from kvloop.router.headers import REQUEST_ID, forwarded, hop, request_id, returned
-from kvloop.router.leases import LeaseUse
 from kvloop.router.metrics import Metrics
 from kvloop.router.relay import StreamRelay
 from kvloop.router.request import Request
 from kvloop.router.response import Response
 from kvloop.router.retain import without_retention
+from kvloop.router.run import Run
 from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn
 from kvloop.router.upstream import EngineFailureError, Head
 from kvloop.wire.ending import ending_of_answer
 from kvloop.wire.openai import (
+    ALONE,
     Endpoint,
     Generation,
     RequestError,
@@ -34,28 +39,11 @@ from kvloop.wire.openai import (
     read_prefill_answer,
     take_handle,
 )
-from kvloop.wire.report import TurnReport, read_report
+from kvloop.wire.report import read_report
 
 logger = logging.getLogger("kvloop.router")
 
 _NS_PER_S = 1_000_000_000
-
-
-@dataclass(slots=True)
-class _Run:
-    """One request while it is served."""
-
-    request: Request
-    response: Response
-    generation: Generation
-    lookup: Lookup
-    turn: Turn
-    lines: bytes
-    began_s: float
-    use: LeaseUse | None
-    report: TurnReport | None = None
-    refused: tuple[Head, bytes] | None = field(default=None)
-    why: str = ""
 
 
 class Proxy:
@@ -68,7 +56,9 @@ class Proxy:
         self._fleet = fleet
         self._conversations = conversations
         self._metrics = metrics
+        self._beliefs = Beliefs()
         self._loop = asyncio.get_running_loop()
+        self.explanations = Explanations(config.choice.explain_log_every)
 
     async def generate(self, endpoint: Endpoint, request: Request, response: Response) -> None:
         """Answer one request, whatever it takes."""
@@ -80,7 +70,7 @@ class Proxy:
         except RequestError as error:
             response.send_error(error.status, str(error), error.param, error.code)
             return
-        run = self._run(request, response, generation, lookup, forwarded(request, identifier))
+        run = self._run(identifier, request, response, generation, lookup)
         try:
             step: Step | None = run.turn.start()
             while step is not None:
@@ -95,32 +85,61 @@ class Proxy:
             self._metrics.gone.inc()
             raise
         finally:
+            run.progress.close(self._fleet.clock_ns())
             self._end_use(run)
         self._metrics.answered(run.turn.route, response.status)
 
     def _run(
-        self, request: Request, response: Response, generation: Generation, lookup: Lookup, lines: bytes
-    ) -> _Run:
+        self,
+        identifier: bytes,
+        request: Request,
+        response: Response,
+        generation: Generation,
+        lookup: Lookup,
+    ) -> Run:
         match = lookup.match if self._config.return_enabled else None
         self._metrics.found.labels(match.by if match else "none").inc()
         if lookup.gap_ns is not None:
             self._metrics.gap.observe(lookup.gap_ns / _NS_PER_S)
         if generation.alone:
             self._metrics.alone.labels(generation.alone).inc()
-        preferred = match.turn.engine if match else None
-        turn = Turn(
-            self._fleet.choose_prefill,
-            partial(self._fleet.choose_decode, preferred),
-            match.turn.handle if match else None,
-            alone=generation.alone is not None,
-        )
-        use = self._conversations.use(lookup)
-        return _Run(request, response, generation, lookup, turn, lines, self._loop.time(), use)
+        ask = self._beliefs.ask(generation, match)
+        ways = [] if generation.alone else self._fleet.choose(ask)
+        progress = self._fleet.progress(ask)
 
-    async def _prefill(self, run: _Run, step: AskPrefill) -> Step | None:
+        def choose_prefill(excluded: Collection[str]) -> str | None:
+            return self._fleet.choose_prefill(progress.ask, excluded)
+
+        def choose_decode(prefill: str | None, excluded: Collection[str], last_resort: bool) -> str | None:
+            return self._fleet.choose_decode(progress.ask, prefill, excluded, last_resort)
+
+        return Run(
+            request_id=identifier,
+            request=request,
+            response=response,
+            generation=generation,
+            lookup=lookup,
+            believed=ask,
+            ways=ways,
+            turn=Turn(
+                choose_prefill,
+                choose_decode,
+                match.turn.handle if match else None,
+                ways[0] if ways else None,
+            ),
+            progress=progress,
+            lines=forwarded(request, identifier),
+            began_ns=self._fleet.clock_ns(),
+            use=self._conversations.use(lookup),
+        )
+
+    async def _prefill(self, run: Run, step: AskPrefill) -> Step | None:
         engine = self._fleet.prefill[step.engine]
         body = prefill_body(run.generation, step.handle, run.lookup.salt)
         parts = hop(engine, "POST", run.request.path, run.lines, body)
+        run.progress.sent_prefill(
+            step.engine, with_handle=step.handle is not None, now_ns=self._fleet.clock_ns()
+        )
         try:
             with engine.slot():
                 head, answer = await engine.fetch(
@@ -141,14 +160,16 @@ class Proxy:
             self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
             return run.turn.prefill_failed(Failure.ANSWERED)
         run.report = read_report(handover, step.handle is not None)
+        run.progress.prefilled(run.report, self._fleet.clock_ns())
         self._count(run.report, asked=step.handle is not None)
         return run.turn.prefilled(handover, run.report.returned_tokens if run.report else None)
 
-    async def _decode(self, run: _Run, step: AskDecode) -> Step | None:
+    async def _decode(self, run: Run, step: AskDecode) -> Step | None:
         engine = self._fleet.decode[step.engine]
         handover = without_retention(step.handover) if run.lookup.keep_ns == 0 else step.handover
         body = decode_body(run.generation, handover, run.lookup.salt)
         parts = hop(engine, "POST", run.request.path, run.lines, body)
+        run.progress.sent_decode(step.engine, whole=step.handover is ALONE, now_ns=self._fleet.clock_ns())
         try:
             with engine.slot():
                 exchange = await engine.ask(parts, self._config.timeouts.idle_timeout_s)
@@ -162,33 +183,34 @@ class Proxy:
                             run.response,
                             returned(exchange.head),
                             self._config.limits.max_event_bytes,
-                            partial(self._before_first_byte, run),
+                            partial(self._before_first_event, run),
                             partial(self._file, run, engine),
                         )
                         if not await relay.run():
                             self._metrics.cut.labels("engine").inc()
+                        self._over(run)
                         return None
                     answer = await exchange.connection.collect(self._config.limits.max_answer_bytes)
                 finally:
                     exchange.connection.close()
         except EngineFailureError as error:
-            self._failed(run, engine, error)
-            return run.turn.decode_failed()
+            return run.turn.decode_failed(self._failed(run, engine, error))
         return self._answer(run, engine, exchange.head, answer)
 
-    def _answer(self, run: _Run, engine: Engine, head: Head, answer: bytes) -> Step | None:
+    def _answer(self, run: Run, engine: Engine, head: Head, answer: bytes) -> Step | None:
         if head.status >= 500:
             self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
             run.refused = (head, answer)
-            return run.turn.decode_failed()
+            return run.turn.decode_failed(Failure.ANSWERED)
         answer, handle = take_handle(answer)
         if handle is not None:
             self._file(run, engine, handle, ending_of_answer(answer))
         self._before_first_byte(run)
         run.response.send(head.status, returned(head), answer)
+        self._over(run)
         return None
 
-    def _give_up(self, run: _Run, step: GiveUp) -> None:
+    def _give_up(self, run: Run, step: GiveUp) -> None:
         if run.refused is not None:
             head, answer = run.refused
             run.response.send(head.status, returned(head), answer)
@@ -196,7 +218,7 @@ class Proxy:
             status = 504 if run.why == "timeout" else 502
             run.response.send_error(status, f"{step.message} ({run.why})" if run.why else step.message)
 
-    def _failed(self, run: _Run, engine: Engine, error: EngineFailureError) -> Failure:
+    def _failed(self, run: Run, engine: Engine, error: EngineFailureError) -> Failure:
         run.why = error.kind
         if error.failure is Failure.UNREACHED or error.kind == "timeout":
             engine.failed(self._loop.time())
@@ -205,31 +227,51 @@ class Proxy:
             logger.warning("%s engine %s: %s", engine.role, engine.url, error)
         return error.failure
 
-    def _before_first_byte(self, run: _Run) -> None:
+    def _before_first_event(self, run: Run) -> None:
+        run.progress.began(self._fleet.clock_ns())
+        run.first_ns = self._fleet.clock_ns()
+        self._before_first_byte(run)
+
+    def _before_first_byte(self, run: Run) -> None:
         self._end_use(run)  # decode computes, so it has all that it could take over
         route = run.turn.route
-        self._metrics.first_byte[route].observe(self._loop.time() - run.began_s)
+        self._metrics.first_byte[route].observe((self._fleet.clock_ns() - run.began_ns) / _NS_PER_S)
         run.response.headers.append((b"x-kvloop-route", route.encode()))
         if run.report is not None and route is not route.DECODE:
             run.response.headers.append((b"x-kvloop-reused-tokens", b"%d" % run.report.returned_tokens))
             run.response.headers.append((b"x-kvloop-cached-tokens", b"%d" % run.report.cached_tokens))
 
+    def _over(self, run: Run) -> None:
+        """The answer is whole, or as whole as it gets: what is to be learned from it."""
+        run.progress.ended(self._fleet.clock_ns())
+        counted = run.report or run.decoded
+        if counted is not None:
+            self._beliefs.counted(run.generation, counted)
+        way = run.way
+        if way is not None and run.turn.route is way.route and run.first_ns:
+            took_ns = run.first_ns - run.began_ns
+            self._fleet.placement.costs.came(way.route, way.parts.ttft_ns, took_ns)
+            self._metrics.error[way.route].observe(abs(way.expected_ns - took_ns) / took_ns)
+        self.explanations.add(run)
+
     # What an answer leaves behind does not hold it up. The loop writes what is under way, then runs what was
     # to be called soon, in that order, and only then reads again: who has an answer's last byte finds its
     # turn filed.
 
-    def _end_use(self, run: _Run) -> None:
+    def _end_use(self, run: Run) -> None:
         """The request needs nothing any more of what decode kept; said once, the first time."""
         if run.use is not None:
             self._loop.call_soon(run.use.end)
             run.use = None
 
-    def _file(self, run: _Run, engine: Engine, handle: bytes, ending: str) -> None:
+    def _file(self, run: Run, engine: Engine, handle: bytes, ending: str) -> None:
+        run.decoded = read_report(handle, run.turn.route is not Route.APPEND)
+        run.progress.reported(run.decoded)
         if self._config.return_enabled:
-            self._loop.call_soon(self._file_now, run.lookup, handle, engine.url, ending)
+            self._loop.call_soon(self._file_now, run, handle, engine.url, ending)
 
-    def _file_now(self, lookup: Lookup, handle: bytes, engine: str, ending: str) -> None:
-        if self._conversations.file(lookup, handle, engine, ending):
+    def _file_now(self, run: Run, handle: bytes, engine: str, ending: str) -> None:
+        if self._conversations.file(run.lookup, handle, engine, ending, run.progress.prompt):
             self._metrics.filed.inc()
 
     def _count(self, report: TurnReport | None, asked: bool) -> None:

@@ -20,6 +20,7 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from kvloop.core.decision import AppendLimits
 from kvloop.core.lineage import LineageTable
 from kvloop.errors import UserError
 from kvloop.router.admin import admin_app
@@ -31,6 +32,7 @@ from kvloop.router.engine import Engine
 from kvloop.router.fleet import Fleet
 from kvloop.router.heartbeat import renewing
 from kvloop.router.metrics import Metrics
+from kvloop.router.policies import load_policy
 from kvloop.router.proxy import Proxy
 from kvloop.router.request import BodyBudget
 
@@ -105,9 +107,10 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
             leases,
         )
         metrics.observe(fleet, conversations.table)
-        app = App(Proxy(config, fleet, conversations, metrics), fleet)
+        proxy = Proxy(config, fleet, conversations, metrics)
+        app = App(proxy, fleet)
         service = Service(app, config.limits, config.timeouts, BodyBudget(config.limits.max_buffered_bytes))
-        admin = admin_app(fleet, conversations, metrics)
+        admin = admin_app(fleet, conversations, metrics, proxy.explanations)
         try:
             async with _public(config, service) as (server, port), _admin(config, admin) as admin_port:
                 yield Ports(port, admin_port)
@@ -124,7 +127,13 @@ def _fleet(config: RouterConfig) -> Fleet:
     return Fleet(
         [Engine(url, "prefill", connect_s) for url in config.prefill],
         [Engine(url, "decode", connect_s) for url in config.decode],
-        asyncio.get_running_loop().time,
+        time.monotonic_ns,
+        load_policy(config.choice.policy),
+        AppendLimits(
+            config.choice.append_max_tokens,
+            config.choice.append_budget_tokens,
+            round(1000 * config.choice.append_stall_weight),
+        ),
     )
 
 

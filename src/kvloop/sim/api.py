@@ -261,7 +261,9 @@ def _params(finished: Finished) -> Params:
     """`kv_transfer_params` of an answer: prefill's hand-over with its account, or decode's handle."""
     if finished.handover is not None:
         return _shown(finished.handover) | {"kvloop_turn": finished.turn}
-    return None if finished.handle is None else {"kvloop_handle": finished.handle}
+    if finished.handle is None:
+        return None
+    return {"kvloop_handle": finished.handle, "kvloop_turn": finished.decoded}
 
 
 def _shown(handover: Handover) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from kvloop.sim.leases import Leases
 from kvloop.sim.memory import Memory
 from kvloop.sim.pool import BlockPool
 from kvloop.sim.profile import Profile
-from kvloop.sim.reads import Question
+from kvloop.sim.reads import Question, decoded_turn
 from kvloop.sim.request import Event, Finished, Hop, Reason, Request, Sampled, Starved
 from kvloop.sim.sequence import Sequence
 from kvloop.sim.tables import BlockTables
@@ -226,7 +226,10 @@ class Engine:
         self.tables.give_up(sequence)
         del self._sequences[request.request_id]
         self.count("wrong_answers", sequence.wrong)
-        self._events.append(Finished(request.request_id, reason, sequence.wrong, turn, handover, handle))
+        decoded = None if handle is None else decoded_turn(sequence)
+        self._events.append(
+            Finished(request.request_id, reason, sequence.wrong, turn, handover, handle, decoded)
+        )
 
     def _pass(self, now_ns: int) -> None:
         """Let what is due at `now_ns` happen."""

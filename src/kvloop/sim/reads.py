@@ -28,12 +28,13 @@ class Question(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """What a prompt is made of, in tokens; `reason` says why nothing came back."""
+    """What a prompt is made of, in tokens; why nothing came back, or how long it took."""
 
     prompt: int
     local: int = 0
     returned: int = 0
     reason: str | None = None
+    read_us: int = 0
 
     def report(self) -> dict[str, object]:
         """As it stands in a prefill answer's `kvloop_turn`."""
@@ -43,6 +44,7 @@ class Turn:
             "returned_tokens": self.returned,
             "computed_tokens": self.prompt - self.local - self.returned,
             "reason": self.reason,
+            "read_us": self.read_us,
         }
 
 
@@ -53,6 +55,7 @@ class _Read:
     source: Source | None = None
     matched: int = 0
     blocks: tuple[int, ...] = ()
+    ordered_ns: int = 0
     in_flight: bool = False
     left: bool = False
 
@@ -133,7 +136,7 @@ class Reads:
         """How many tokens are to be read beyond `local` ones; None: ask again."""
         request_id = sequence.request.request_id
         read = self._reads[request_id]
-        read.turn.local, read.turn.returned = local, 0
+        read.turn.local, read.turn.returned, read.turn.read_us = local, 0, 0
         if read.handle is None:
             return 0
         answer = self.book.poll(request_id, now_ns)
@@ -162,7 +165,7 @@ class Reads:
         read.blocks = answer.blocks[0][local // self._block_tokens :]
         return count
 
-    def order(self, sequence: Sequence) -> tuple[Source, str, tuple[int, ...], int]:
+    def order(self, sequence: Sequence, now_ns: int) -> tuple[Source, str, tuple[int, ...], int]:
         """The read begins: from where, which incarnation, which blocks; and how many tokens that makes."""
         request_id = sequence.request.request_id
         read = self._reads[request_id]
@@ -170,7 +173,7 @@ class Reads:
         assert read.source is not None
         if not self.book.start(request_id):
             raise AssertionError(f"{request_id}: a read without a claim")
-        read.in_flight = True
+        read.in_flight, read.ordered_ns = True, now_ns
         return read.source, read.handle.incarnation, read.blocks, read.matched
 
     def ended(self, request_id: str, now_ns: int, *, failed: bool) -> bool:
@@ -181,6 +184,7 @@ class Reads:
         self._release(releases)
         if isinstance(verdict, Keep):
             read.turn.returned = read.matched - read.turn.local
+            read.turn.read_us = (now_ns - read.ordered_ns) // 1000
         else:
             read.turn.reason = verdict.reason
         if read.left:
@@ -212,6 +216,13 @@ class Reads:
             address = granter if release.handle is None else _address(release.handle)
             if address is not None:
                 self._send(Send(address, Release(release.claim_id)))
+
+
+def decoded_turn(sequence: Sequence) -> dict[str, object]:
+    """What decode says of a prompt: what it had itself, what prefill handed over, what it computed."""
+    prompt = len(sequence.request.text)
+    local = min(sequence.local, prompt)
+    return Turn(prompt, local, max(0, min(sequence.cached, prompt) - local)).report()
 
 
 def _address(handle: Handle) -> Address:

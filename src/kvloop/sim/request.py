@@ -69,7 +69,7 @@ class Sampled(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """A request has ended. `turn`, `handover`: prefill's account and its blocks; `handle`: decode's.
+    """A request has ended. `turn`, `handover`: prefill's account and blocks; `decoded`, `handle`: decode's.
 
     `wrong`: at some time it computed from KV that was not its own tokens'.
     """
@@ -80,6 +80,7 @@ class Finished(Struct, frozen=True):
     turn: dict[str, object] | None = None
     handover: Handover | None = None
     handle: str | None = None
+    decoded: dict[str, object] | None = None
 
 
 class Send(Struct, frozen=True):

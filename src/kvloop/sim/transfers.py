@@ -56,7 +56,7 @@ class Transfers:
         request, local_blocks = sequence.request, sequence.local // self._block_tokens
         handover, claimed = request.handover, request.request_id in self.reads
         if claimed:
-            source, incarnation, blocks, tokens = self.reads.order(sequence)
+            source, incarnation, blocks, tokens = self.reads.order(sequence, now_ns)
             engine_id, address, remote_id = source.engine_id, (source.host, source.port), None
             claim_id = source.request_id
         else:

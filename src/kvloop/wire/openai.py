@@ -25,7 +25,7 @@ SALT_PREFIX = "kvloop."  # of salts that the router derives; no client may send 
 _MEMBER = re.compile(rb'"kv_transfer_params"\s*:\s*')
 _MEMBER_KEY = b'"kv_transfer_params"'
 _SPACE = b" \t\r\n"
-_FLAGS = ("do_remote_decode", "do_remote_prefill")
+_OF_THIS_TURN = ("do_remote_decode", "do_remote_prefill", "kvloop_turn")
 # What the prefill hop drops: it streams nothing, and what it says of its tokens would be thrown away.
 _DROPPED_ON_PREFILL = (
     "stream_options",
@@ -168,9 +168,9 @@ def decode_body(generation: Generation, handover: bytes, salt: str | None) -> by
 
 
 def filed_handle(handle: bytes) -> bytes | None:
-    """Decode's answer as prefill gets it next time: the flags are the router's. None if nothing is left."""
+    """Decode's answer as prefill gets it next time, less what is of this turn only. None if nothing is."""
     fields = _decoded(handle, _FIELDS, {})
-    for flag in _FLAGS:
+    for flag in _OF_THIS_TURN:
         fields.pop(flag, None)
     return msgspec.json.encode(fields) if fields else None
 

@@ -110,6 +110,7 @@ def start_router(pair: Pair, lease_stack: Stack, clocks: Clocks) -> Iterator[Sta
                 *("--prefill", pair.prefill.url, "--decode", decode_url),
                 *("--secret-file", str(lease_stack.folder / "secret"), "--lease-policy", policy),
                 *("--lease-term-s", str(LEASE_S), "--renew-interval-s", str(RENEW_S)),
+                *("--policy", "sticky"),
             ]
             log = lease_stack.folder / f"router-{port}.log"
             environment = clocks.router.environment(os.environ)

@@ -100,7 +100,7 @@ def test_adapter_that_changes_in_place(variant_stack: Stack, folder: Path) -> No
 def test_adapters_through_a_router(variant_stack: Stack) -> None:
     """A client that takes its history to another adapter gets that adapter's answer; the one that it came
     from is read back."""
-    router = variant_stack.add_router("router-adapters")
+    router = variant_stack.add_router("router-adapters", ("--policy", "sticky"))
     pair = under(variant_stack)
 
     def ask(model: str, messages: Messages) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from kvloop.core import claim, lease, soft
 from kvloop.core.chain import Chain, Identity
 from kvloop.core.claim import ReadBook, ReadEvent, ReadState
 from kvloop.core.keeper import Keeper
-from kvloop.core.lineage import LineageTable
+from kvloop.core.lineage import LineageTable, Prompt
 from kvloop.core.soft import SoftTable
 from kvloop.local.fleet_turns import RouterTurn
 from kvloop.sim import batch, leases
@@ -234,8 +234,8 @@ def router_that_reads(patch: pytest.MonkeyPatch) -> None:
 
     honest = filing.Filing.file
 
-    def curious(self: filing.Filing, ask: Any, found: Any, handle: str, engine: str) -> None:
-        honest(self, ask, found, handle, engine)
+    def curious(self: filing.Filing, ask: Any, found: Any, handle: str, engine: str, prompt: Prompt) -> None:
+        honest(self, ask, found, handle, engine, prompt)
         named = decode_handle(handle, self._around.key)
         root = root_digest(self._around.key, Identity("sim", "sim", "sim", "", ask.salt))
         numbers = [int.from_bytes(ask.text.data(at, at + 1), "little") for at in range(len(ask.text))]

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from kvloop.core.belief import believed
+from kvloop.core.decision import Ask as Believed
 from kvloop.core.handle import LeaseRef
 from kvloop.core.keeper import Keeper, KeeperTimes, SendDrop
 from kvloop.core.life_table import Ending
-from kvloop.core.lineage import CONTENT, FiledTurn, LineageTable, Match, Name, content_keys, name_key
+from kvloop.core.lineage import CONTENT, FiledTurn, LineageTable, Match, Name, Prompt, content_keys, name_key
 from kvloop.core.returns import ReturnModel
 from kvloop.errors import HandleError
 from kvloop.sim.fleet.around import Around, Correspondent, Frame
@@ -122,7 +124,17 @@ class Filing:
 
         return LeaseUse(done)
 
-    def file(self, ask: Ask, found: Found, handle: str, engine: str) -> None:
+    def believe(self, ask: Ask, found: Found) -> Believed:
+        """A turn in tokens. A client's text is tokens already; what an edited history shares is a guess."""
+        match = found.match
+
+        def before(depth: int) -> int:
+            assert match is not None
+            return match.turn.held_tokens * depth // max(1, match.turn.depth)
+
+        return believed(match, len(ask.text), before, None)
+
+    def file(self, ask: Ask, found: Found, handle: str, engine: str, prompt: Prompt) -> None:
         """A turn has ended and left a handle."""
         if ask.keep_ms == 0:
             return
@@ -132,7 +144,8 @@ class Filing:
         except HandleError:
             lease = None
         names, depth = tuple(name for name, _ in found.names), len(found.content)
-        turn = FiledTurn(handle.encode(), engine, ask.tenant, depth, now_ns + self._ttl_ns, names, lease)
+        expires_ns = now_ns + self._ttl_ns
+        turn = FiledTurn(handle.encode(), engine, ask.tenant, depth, expires_ns, names, lease, prompt)
         if lease is not None and not self._pinned:
             keep_ns = None if ask.keep_ms is None else ask.keep_ms * MS
             self.keeper.filed(lease, ask.tenant, ask.ending, now_ns, keep_ns)

@@ -7,9 +7,12 @@ each time, up to eight; an answer clears it. Which of the others is asked is `co
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from kvloop.core.placement import Candidate, choose
+from kvloop.core.decision import DECODE, PREFILL, AppendLimits, Ask, Option
+from kvloop.core.placement import Eligible, Placement
+from kvloop.core.policy import POLICIES
+from kvloop.core.progress import Progress
 from kvloop.sim.fleet.node import EngineNode
-from kvloop.sim.fleet.plan import MS, S
+from kvloop.sim.fleet.plan import MS, Plan, S
 
 BACKOFF_FIRST_NS = 500 * MS
 BACKOFF_MAX_NS = 8 * S
@@ -20,7 +23,6 @@ class Known:
     """One engine."""
 
     node: EngineNode
-    in_flight: int = 0
     backoff_ns: int = 0
     avoid_until_ns: int = 0
 
@@ -36,30 +38,40 @@ class Known:
 
 
 class KnownEngines:
-    """All engines of one role."""
+    """All engines, and what the router has under way there."""
 
-    def __init__(self, nodes: Iterable[EngineNode], now_ns: Callable[[], int]) -> None:
-        self._by_name = {node.name: Known(node) for node in nodes}
+    def __init__(self, nodes: Iterable[EngineNode], now_ns: Callable[[], int], plan: Plan) -> None:
+        limits = AppendLimits(plan.append_tokens, 2 * plan.append_tokens)
+        self.placement = Placement(POLICIES[plan.policy](), limits)
+        self._by_name: dict[str, Known] = {}
         self._now_ns = now_ns
-        self._chosen = 0
+        for node in nodes:
+            self._by_name[node.name] = Known(node)
+            self.placement.add(node.name, PREFILL if node.name.startswith("p") else DECODE)
 
     def __getitem__(self, name: str) -> Known:
         return self._by_name[name]
 
-    def choose(
-        self, excluded: Collection[str], preferred: str | None = None, *, last_resort: bool = False
+    def progress(self, ask: Ask) -> Progress:
+        """The books of one turn."""
+        return Progress(self.placement, ask)
+
+    def choose(self, ask: Ask) -> list[Option]:
+        """The ways that a turn may go, the best first."""
+        return self.placement.choose(ask, self._now_ns(), self._eligible())
+
+    def choose_prefill(self, ask: Ask, excluded: Collection[str]) -> str | None:
+        """Another prefill engine."""
+        return self.placement.choose_prefill(ask, self._now_ns(), self._eligible(), excluded)
+
+    def choose_decode(
+        self, ask: Ask, prefill: str | None, excluded: Collection[str], last_resort: bool
     ) -> str | None:
-        """The engine to ask; as a last resort one that has just failed."""
-        self._chosen += 1
-        now_ns = self._now_ns()
-        known = self._by_name.values()
-        chosen = choose(
-            [Candidate(one.node.name, one.in_flight, now_ns >= one.avoid_until_ns) for one in known],
-            self._chosen,
-            preferred,
-            excluded,
+        """A decode engine; as a last resort one that has just failed."""
+        return self.placement.choose_decode(
+            ask, self._now_ns(), self._eligible(), excluded, prefill=prefill, last_resort=last_resort
         )
-        if chosen is None and last_resort:
-            everyone = [Candidate(one.node.name, one.in_flight) for one in known]
-            chosen = choose(everyone, self._chosen, preferred, excluded)
-        return chosen
+
+    def _eligible(self) -> Eligible:
+        now_ns = self._now_ns()
+        return Eligible(lambda _: True, lambda name: now_ns >= self._by_name[name].avoid_until_ns)

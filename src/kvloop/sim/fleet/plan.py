@@ -44,6 +44,8 @@ class Plan:
     claim_timeout_ms: int = 200
     claim_term_ms: int = 800
     claim_margin_ms: int = 100
+    policy: str = "sticky"
+    append_tokens: int = 0  # of a turn, that decode may compute by itself
     fixed_leases: bool = False
     pinned_leases: bool = False  # as upstream: nobody renews, supersedes or revives a lease
     break_even_parts: int = 4  # the TTL is so many break-even times
@@ -100,10 +102,23 @@ AS_DELIVERED = Plan(
 """The terms that the connector and the router have by default; frames go unsealed, which saves time only."""
 
 
+_POLICIES = ("sticky", "sticky", "sticky", "least-loaded", "round-robin", "kv", "kv")
+"""Those that read back whatever there is come up more often: most promises are about reading back."""
+
+
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
     chance = Chance(seed, "plan")
-    return Plan(seed=seed, **_sizes(chance), **_terms(chance), **_traffic(chance), **_faults(chance))
+    choice = Chance(seed, "choice")
+    return Plan(
+        seed=seed,
+        policy=choice.pick(_POLICIES),
+        append_tokens=choice.pick((0, 64, 256)),
+        **_sizes(chance),
+        **_terms(chance),
+        **_traffic(chance),
+        **_faults(chance),
+    )
 
 
 def _sizes(chance: Chance) -> dict[str, Any]:

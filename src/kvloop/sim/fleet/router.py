@@ -7,18 +7,21 @@ with it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import Struct
 
+from kvloop.core.progress import Progress
+from kvloop.core.report import TurnReport
 from kvloop.sim.fleet.around import Around, Correspondent
 from kvloop.sim.fleet.chance import Chance
 from kvloop.sim.fleet.clocks import Clocks
 from kvloop.sim.fleet.filing import Ask, Filing, Found, LeaseUse
 from kvloop.sim.fleet.known import Known, KnownEngines
 from kvloop.sim.fleet.node import Hop
+from kvloop.sim.fleet.patience import Patience
 from kvloop.sim.fleet.plan import MS, Plan, S
 from kvloop.sim.fleet.talk import is_taken, passed_on
 from kvloop.sim.fleet.turns import Decode, MakeTurn, Prefill, Step, Trouble, TurnMachine
@@ -52,6 +55,7 @@ class _Run:
     use: LeaseUse
     machine: TurnMachine
     reply: Callable[[Reply], None]
+    progress: Progress
     hops: int = 0
     engine: Known | None = None
     request_id: str = ""
@@ -79,8 +83,7 @@ class RouterNode:
         self._link = Correspondent(around, name, clocks)
         self._chance = Chance(plan.seed, name)
         self._starts = 0
-        self._watched: deque[tuple[int, _Run, int]] = deque()
-        self._is_watching = False
+        self._patience = Patience(around.loop, PREFILL_TIMEOUT_NS)
         self.start()
 
     def start(self) -> None:
@@ -89,9 +92,7 @@ class RouterNode:
         self.is_up = True
         self._link.begin(str(self._starts))
         self.filing = Filing(self.around, self.name, self._plan, self._link, self._clocks)
-        engines = self.around.engines.values()
-        self.prefill = KnownEngines([node for node in engines if node.name[0] == "p"], self.now_ns)
-        self.decode = KnownEngines([node for node in engines if node.name[0] == "d"], self.now_ns)
+        self.known = KnownEngines(self.around.engines.values(), self.now_ns, self._plan)
         self.around.note(self.name, "starts")
 
     def crash(self) -> None:
@@ -120,19 +121,24 @@ class RouterNode:
                 self.around.loop.after(MS, lambda: reply(Reply(b"", "400")))
                 return
             found = self.filing.look_up(ask)
-            preferred = None if found.match is None else found.match.turn.engine
-            machine = self._make_turn(
-                self.prefill.choose,
-                lambda excluded, last: self.decode.choose(excluded, preferred, last_resort=last),
-                found.match is not None,
-            )
-            run = self.runs[name] = _Run(name, ask, found, self.filing.use(found), machine, reply)
+            run = self.runs[name] = self._run(name, ask, found, reply)
             self.around.note(
                 self.name, "takes", name, len(ask.text), found.match.by if found.match else "new"
             )
-            self._take(run, machine.start())
+            self._take(run, run.machine.start())
 
         self._guarded(begin)
+
+    def _run(self, name: str, ask: Ask, found: Found, reply: Callable[[Reply], None]) -> _Run:
+        known, believed = self.known, self.filing.believe(ask, found)
+        ways, progress = known.choose(believed), known.progress(believed)
+        machine = self._make_turn(
+            lambda excluded: known.choose_prefill(progress.ask, excluded),
+            lambda prefill, excluded, last: known.choose_decode(progress.ask, prefill, excluded, last),
+            found.match is not None,
+            ways[0] if ways else None,
+        )
+        return _Run(name, ask, found, self.filing.use(found), machine, reply, progress)
 
     def give_up(self, name: str) -> None:
         """The client has left."""
@@ -154,10 +160,10 @@ class RouterNode:
             handle = match.turn.handle.decode() if step.with_handle and match is not None else None
             if self.around.handles and self._chance.permille(self._plan.confused):
                 handle = self._chance.pick(self.around.handles)
-            self._send(run, self.prefill[step.engine], Kind.PREFILL, handle)
+            self._send(run, self.known[step.engine], Kind.PREFILL, handle)
         elif isinstance(step, Decode):
             with_handover = step.with_handover and run.handover is not None
-            self._send(run, self.decode[step.engine], Kind.DECODE if with_handover else Kind.ALONE, None)
+            self._send(run, self.known[step.engine], Kind.DECODE if with_handover else Kind.ALONE, None)
         else:
             self._end(run, Reply(b"", step.why))
 
@@ -165,8 +171,11 @@ class RouterNode:
         ask, network, engine = run.ask, self.around.network, known.node
         run.hops += 1
         run.engine, run.request_id = known, f"{run.name}/{self.name}.{self._starts}.{run.hops}"
-        known.in_flight += 1
-        number, is_prefill = run.hops, kind is Kind.PREFILL
+        number, is_prefill, now_ns = run.hops, kind is Kind.PREFILL, self.now_ns()
+        if is_prefill:
+            run.progress.sent_prefill(engine.name, with_handle=handle is not None, now_ns=now_ns)
+        else:
+            run.progress.sent_decode(engine.name, whole=kind is Kind.ALONE, now_ns=now_ns)
         request = Request(
             request_id=run.request_id,
             text=ask.text,
@@ -200,35 +209,13 @@ class RouterNode:
         self.around.note(self.name, "sends", run.request_id, engine.name, "handle" if handle else "")
         network.hop(self.name, engine.name, if_current(lambda: engine.ask(hop, unreached)), unreached)
         if is_prefill:
-            self._watch(run)
-
-    def _watch(self, run: _Run) -> None:
-        """See to it that this hop does not last for ever: all last as long, so the first is due first."""
-        self._forget_watched()
-        due_ns = self.around.loop.now_ns + PREFILL_TIMEOUT_NS
-        self._watched.append((due_ns, run, run.hops))
-        if not self._is_watching:
-            self._is_watching = True
-            self.around.loop.at(due_ns, self._look_at_watched)
-
-    def _forget_watched(self) -> None:
-        """Hops that are over, up to the first one that is not."""
-        watched = self._watched
-        while watched and not watched[0][1].waits_for(watched[0][2]):
-            watched.popleft()
-
-    def _look_at_watched(self) -> None:
-        self._forget_watched()
-        while self._watched and self._watched[0][0] <= self.around.loop.now_ns:
-            run = self._watched.popleft()[1]
-            self._guarded(lambda run=run: self._timed_out(run))  # type: ignore[misc]
-            self._forget_watched()
-        self._is_watching = bool(self._watched)
-        if self._watched:
-            self.around.loop.at(self._watched[0][0], self._look_at_watched)
+            self._patience.wait(
+                lambda: run.waits_for(number), lambda: self._guarded(lambda: self._timed_out(run))
+            )
 
     def _first(self, run: _Run) -> None:
         run.first_ns = run.first_ns or self.around.loop.now_ns
+        run.progress.began(self.now_ns())
         if run.ask.stream:  # decode computes, so it has all that it could take over
             run.use.end()
 
@@ -247,15 +234,20 @@ class RouterNode:
         known = run.engine
         assert known is not None
         known.answered()
-        self._leave(run)
+        said_turn = event.turn or event.decoded
+        report = None if said_turn is None else msgspec.convert(said_turn, TurnReport)
         if kind is Kind.PREFILL:
             run.handover, run.turn = event.handover, event.turn
-            returned = None if event.turn is None else int(str(event.turn["returned_tokens"]))
-            self._take(run, run.machine.prefilled(returned))
+            run.progress.prefilled(report, self.now_ns())
+            self._leave(run)
+            self._take(run, run.machine.prefilled(None if report is None else report.returned_tokens))
             return
+        run.progress.reported(report)
+        run.progress.ended(self.now_ns())
+        self._leave(run)
         body, handle = passed_on(said, event.handle, stream=run.ask.stream)
         if handle is not None:
-            self.filing.file(run.ask, run.found, handle, known.node.name)
+            self.filing.file(run.ask, run.found, handle, known.node.name, run.progress.prompt)
             self.around.handles.append(handle)
         self._end(run, Reply(said, "", body, run.turn, run.first_ns))
 
@@ -269,7 +261,7 @@ class RouterNode:
         elif said and run.ask.stream:  # bytes have reached the client: nothing is tried again
             self._end(run, Reply(said, "the engine broke off its answer"))
         else:
-            self._take(run, run.machine.decode_failed())
+            self._take(run, run.machine.decode_failed(trouble))
 
     def _end(self, run: _Run, reply: Reply) -> None:
         if self.runs.pop(run.name, None) is not None:
@@ -291,9 +283,8 @@ class RouterNode:
             self.around.network.hop(self.name, node.name, lambda: node.abort(request_id), _nothing)
 
     def _leave(self, run: _Run) -> None:
-        if run.engine is not None:
-            run.engine.in_flight -= 1
-            run.engine = None
+        run.progress.close(self.now_ns())
+        run.engine = None
 
 
 def _nothing() -> None:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from kvloop.core.decision import Option
+
 
 class Trouble(Enum):
     """How far a hop got that failed."""
@@ -40,7 +42,7 @@ class Refuse(Struct, frozen=True):
 
 Step = Prefill | Decode | Refuse
 ChoosePrefill = Callable[[Collection[str]], str | None]
-ChooseDecode = Callable[[Collection[str], bool], str | None]
+ChooseDecode = Callable[[str | None, Collection[str], bool], str | None]
 
 
 class TurnMachine(Protocol):
@@ -55,9 +57,9 @@ class TurnMachine(Protocol):
     def prefill_failed(self, trouble: Trouble) -> Step:
         """Prefill gave nothing."""
 
-    def decode_failed(self) -> Step:
+    def decode_failed(self, trouble: Trouble) -> Step:
         """Decode gave nothing, not one byte."""
 
 
-MakeTurn = Callable[[ChoosePrefill, ChooseDecode, bool], TurnMachine]
-"""Makes the machine of a turn; the last argument: whether there is a handle."""
+MakeTurn = Callable[[ChoosePrefill, ChooseDecode, bool, Option | None], TurnMachine]
+"""Makes the machine of a turn; the last arguments: whether there is a handle, and the way that was chosen."""

@@ -1,0 +1,44 @@
+"""One request while it is served: what it is, how far it has come, and what is remembered of it."""
+
+from dataclasses import dataclass, field
+
+from kvloop.core.decision import Ask, Option
+from kvloop.core.progress import Progress
+from kvloop.core.report import TurnReport
+from kvloop.router.conversations import Lookup
+from kvloop.router.leases import LeaseUse
+from kvloop.router.request import Request
+from kvloop.router.response import Response
+from kvloop.router.turn import Turn
+from kvloop.router.upstream import Head
+from kvloop.wire.openai import Generation
+
+
+@dataclass(slots=True)
+class Run:
+    """`believed`: the turn as it was when `ways` were weighed. `report`: prefill's, `decoded`: decode's.
+    `first_ns`: when the answer's first byte came, 0 before; only a stream's says when the prompt was done.
+    """
+
+    request_id: bytes
+    request: Request
+    response: Response
+    generation: Generation
+    lookup: Lookup
+    believed: Ask
+    ways: list[Option]
+    turn: Turn
+    progress: Progress
+    lines: bytes
+    began_ns: int
+    use: LeaseUse | None
+    report: TurnReport | None = None
+    decoded: TurnReport | None = None
+    first_ns: int = 0
+    refused: tuple[Head, bytes] | None = field(default=None)
+    why: str = ""
+
+    @property
+    def way(self) -> Option | None:
+        """The one that was decided on."""
+        return self.ways[0] if self.ways else None
