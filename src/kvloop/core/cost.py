@@ -7,7 +7,7 @@ Four costs, each linear in a few sizes (see `regression`):
     read      a prefill engine's claim and read of KV from a decode engine: fixed, per token
     handover  decode's way from the request to its first token with prefill's KV: fixed, per token that
               it pulls, per request that runs there already
-    hit       no time: the share of the tokens that prefill's own cache was believed to hold and did
+    hit       no time: the share of the tokens that an engine's own cache was believed to hold and did
 
 What is left, whatever it is (a tokenizer, a network, a habit of the batch), is taken as a factor per route.
 

@@ -134,10 +134,10 @@ def options(
             expected_ns = costs.corrected_ns(route, parts.ttft_ns)
             found.append(Option(route, one.name, target, suffix, read, parts, expected_ns))
     for one in decode:
-        if _may_append(ask, one, limits):
-            found.append(_whole(Route.APPEND, ask, one, costs, limits, now_ns))
-        elif not prefill:
-            found.append(_whole(Route.DECODE, ask, one, costs, limits, now_ns))
+        suffix = max(1, ask.tokens - found_at(ask, one.name, costs))
+        way = Route.APPEND if _may_append(ask, one, suffix, limits) else Route.DECODE
+        if way is Route.APPEND or not prefill:
+            found.append(_whole(way, ask, one, suffix, costs, limits, now_ns))
     return _ordered(found, [way.score_ns for way in found])
 
 
@@ -150,6 +150,11 @@ def _ordered(found: list[Found], scores: list[int]) -> list[Found]:
     return [found[place] for place in order]
 
 
+def found_at(ask: Ask, decode: str, costs: Costs) -> int:
+    """Of the prompt, what `decode` is expected to find in its own cache: whole blocks, less what it lost."""
+    return costs.local_tokens(decode, ask.held) if decode == ask.holder else 0
+
+
 def _reads(ask: Ask, local: int) -> list[tuple[Route, int]]:
     """What may be read back. Where prefill is believed to have it all, the handle goes along in case it has
     not: that costs a claim."""
@@ -159,8 +164,7 @@ def _reads(ask: Ask, local: int) -> list[tuple[Route, int]]:
     return [(Route.RETURN, read), (Route.RECOMPUTE, 0)] if read else [(Route.RETURN, 0)]
 
 
-def _may_append(ask: Ask, decode: Load, limits: AppendLimits) -> bool:
-    suffix = max(1, ask.tokens - ask.held)
+def _may_append(ask: Ask, decode: Load, suffix: int, limits: AppendLimits) -> bool:
     return (
         decode.name == ask.holder
         and ask.held > 0
@@ -169,10 +173,10 @@ def _may_append(ask: Ask, decode: Load, limits: AppendLimits) -> bool:
     )
 
 
-def _whole(route: Route, ask: Ask, decode: Load, costs: Costs, limits: AppendLimits, now_ns: int) -> Option:
-    held = ask.held if decode.name == ask.holder else 0
-    suffix = max(1, ask.tokens - held)
-    compute_ns = costs.compute_ns(DECODE, decode.name, suffix, held)
+def _whole(
+    route: Route, ask: Ask, decode: Load, suffix: int, costs: Costs, limits: AppendLimits, now_ns: int
+) -> Option:
+    compute_ns = costs.compute_ns(DECODE, decode.name, suffix, ask.tokens - suffix)
     stall_ns = compute_ns * decode.running * limits.stall_permille // 1000
     parts = Parts(decode.wait_ns(now_ns), 0, compute_ns, 0, stall_ns, 0)
     return Option(route, None, decode.name, suffix, 0, parts, costs.corrected_ns(route, parts.ttft_ns))

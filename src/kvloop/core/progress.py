@@ -6,7 +6,7 @@ and passes on to `cost` what took how long, with the tokens that the engines the
 
 from dataclasses import replace
 
-from kvloop.core.decision import DECODE, PREFILL, Ask
+from kvloop.core.decision import DECODE, PREFILL, Ask, found_at
 from kvloop.core.lineage import Prompt
 from kvloop.core.load import Job, Load, Work, pairs_of
 from kvloop.core.placement import Placement
@@ -66,7 +66,7 @@ class Progress:
         if not whole:
             return
         self._handed_by = None
-        held = self.ask.held if engine == self.ask.holder else 0
+        held = found_at(self.ask, engine, self._costs)
         tokens = max(1, self.ask.tokens - held)
         self._job = load.begin(now_ns, tokens, self._costs.compute_ns(DECODE, engine, tokens, held))
         self._appended = tokens
@@ -91,6 +91,8 @@ class Progress:
             if self._handed_by is None:
                 work = Work(1, computed, pairs_of(computed, before), waited_ns)
                 self._costs.computed(DECODE, load.name, work)
+                if load.name == self.ask.holder:
+                    self._costs.local_hit(load.name, self.ask.held, report.local_tokens)
             elif report.returned_tokens:
                 self._costs.handed_over(
                     self._handed_by, load.name, report.returned_tokens, self._running, waited_ns

@@ -102,7 +102,9 @@ def start_router(pair: Pair, lease_stack: Stack, clocks: Clocks) -> Iterator[Sta
     """Starts a router in front of the pair; it ends with the test."""
     with ExitStack() as routers:
 
-        def start(decode_url: str = pair.decode.url, policy: str = "fixed") -> Router:
+        def start(
+            decode_url: str = pair.decode.url, policy: str = "fixed", placement: str = "sticky"
+        ) -> Router:
             port, admin = free_ports(2, HOST)
             argv = [
                 *(sys.executable, "-m", "kvloop.cli", "route", "--host", HOST, "--port", str(port)),
@@ -110,7 +112,7 @@ def start_router(pair: Pair, lease_stack: Stack, clocks: Clocks) -> Iterator[Sta
                 *("--prefill", pair.prefill.url, "--decode", decode_url),
                 *("--secret-file", str(lease_stack.folder / "secret"), "--lease-policy", policy),
                 *("--lease-term-s", str(LEASE_S), "--renew-interval-s", str(RENEW_S)),
-                *("--policy", "sticky"),
+                *("--policy", placement),
             ]
             log = lease_stack.folder / f"router-{port}.log"
             environment = clocks.router.environment(os.environ)
