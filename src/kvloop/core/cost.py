@@ -70,9 +70,11 @@ class Costs:
         """It took so long."""
         self._reads.observe(source, target, (1.0, float(tokens)), took_ns)
 
-    def handover_ns(self, source: str, target: str, tokens: int, running: int) -> int:
-        """For decode engine `target` to pull `tokens` from prefill engine `source` and say its first word."""
-        return self._handovers.model(source, target).predict((1.0, float(tokens), float(running)))
+    def handover_ns(self, source: str, target: str, tokens: int, running: int) -> tuple[int, int]:
+        """For decode engine `target` to pull `tokens` from prefill engine `source` and say its first word;
+        and the part of it that is the same for every prompt."""
+        model = self._handovers.model(source, target)
+        return model.predict((1.0, float(tokens), float(running))), int(model.coefficients[0])
 
     def handed_over(self, source: str, target: str, tokens: int, running: int, took_ns: int) -> None:
         """It took so long."""

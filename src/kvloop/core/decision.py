@@ -123,7 +123,9 @@ def options(
     targets = _targets(ask, decode, costs) if prefill else []
     for one in prefill if decode else ():
         joined = [_handover(ask, one.name, target, costs) for target in targets]
-        target, handover_ns, pressure_ns = _ordered(joined, [cost + price for _, cost, price in joined])[0]
+        if len(joined) > 1:
+            joined = _ordered(joined, [cost + price for _, cost, price in joined])
+        target, handover_ns, pressure_ns = joined[0]
         local = _local(ask, one, costs)
         wait_ns = one.wait_ns(now_ns)
         for route, read in _reads(ask, local):
@@ -189,6 +191,8 @@ def _local(ask: Ask, prefill: Load, costs: Costs) -> int:
 
 def _targets(ask: Ask, decode: Sequence[Load], costs: Costs) -> list[Load]:
     """The decode engines that are best for a prompt from anywhere; from where decides between them."""
+    if len(decode) <= MAX_TARGETS:
+        return list(decode)
     joined = [_handover(ask, "", one, costs) for one in decode]
     return _ordered(list(decode), [cost + price for _, cost, price in joined])[:MAX_TARGETS]
 
@@ -196,8 +200,5 @@ def _targets(ask: Ask, decode: Sequence[Load], costs: Costs) -> list[Load]:
 def _handover(ask: Ask, prefill: str, decode: Load, costs: Costs) -> tuple[str, int, int]:
     """The way from prefill's answer to `decode`'s first token; and what joining that batch costs."""
     pulled = max(0, ask.tokens - (ask.held if decode.name == ask.holder else 0))
-    handover_ns = costs.handover_ns(prefill, decode.name, pulled, decode.running)
-    pressure_ns = 0
-    if decode.running:
-        pressure_ns = costs.handover_ns(prefill, decode.name, 0, 0) * decode.running // PRESSURE_PARTS
-    return decode.name, handover_ns, pressure_ns
+    handover_ns, fixed_ns = costs.handover_ns(prefill, decode.name, pulled, decode.running)
+    return decode.name, handover_ns, fixed_ns * decode.running // PRESSURE_PARTS

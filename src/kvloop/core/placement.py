@@ -91,6 +91,8 @@ class Placement:
         one that is not usable."""
         computed = [self[prefill]] if prefill is not None else []
         decode = self._decode(ask, eligible, excluded, last_resort=last_resort)
+        if len(decode) < 2:
+            return decode[0].name if decode else None
         ways = self._ways(ask, now_ns, computed, decode)
         return next((way.decode for way in ways if way.prefill == prefill), None)
 
