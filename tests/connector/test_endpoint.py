@@ -111,6 +111,25 @@ def test_the_event_stands_just_before_the_terminator(bodies: list[bytes], expect
     assert answer(bodies) == expected
 
 
+MESSAGE_DELTA = b'event: message_delta\ndata: {"type":"message_delta"}\n\n'
+MESSAGE_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("bodies", "expected"),
+    [
+        ([MESSAGE_DELTA, MESSAGE_STOP], [MESSAGE_DELTA, EVENT + MESSAGE_STOP]),
+        ([MESSAGE_DELTA + MESSAGE_STOP], [MESSAGE_DELTA + EVENT + MESSAGE_STOP]),
+        ([MESSAGE_DELTA, b'data: {"text":"event: message_stop"}\n\n'], None),
+    ],
+)
+def test_a_message_s_handle_stands_before_its_last_event(
+    bodies: list[bytes], expected: list[bytes] | None
+) -> None:
+    """Anthropic's streams have no `[DONE]`; what ends them is an event with a name."""
+    assert answer(bodies, path="/v1/messages") == (bodies if expected is None else expected)
+
+
 ESCAPED = json.dumps({"choices": [{"delta": {"content": "a\ndata: [DONE]\n\nb"}}]}).encode()
 
 
@@ -219,18 +238,27 @@ def test_other_connections_pass_by() -> None:
     assert messages == [{"type": "websocket.send", "body": DONE}]
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("messages", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
 def test_a_vllm_that_streams_the_handle_itself_gets_nothing(
-    monkeypatch: pytest.MonkeyPatch, native: bool
+    monkeypatch: pytest.MonkeyPatch, chat: bool, messages: bool
 ) -> None:
-    """Neither handles nor a listener from 0.33 on; the metrics it gets in either version."""
-    monkeypatch.setattr(endpoint, "streams_carry_handle", lambda: native)
+    """Handles where vLLM adds none, a listener where there is such a stream; the metrics in any version."""
+    monkeypatch.setattr(endpoint, "streams_carry_handle", lambda: chat)
+    monkeypatch.setattr(endpoint, "messages_carry_handle", lambda: messages)
     app, engine = FastAPI(), Engine()
     EndpointPlugin().attach_router(app)
     asyncio.run(listening(engine))
-    added = {middleware.cls for middleware in app.user_middleware}
-    assert added == ({MetricsMiddleware} if native else {MetricsMiddleware, HandleMiddleware})
-    assert ("generate" in vars(engine)) is not native
+    added = {middleware.cls: middleware.kwargs for middleware in app.user_middleware}
+    wanted = [*([] if chat else [DONE.strip()]), *([] if messages else [b"event: message_stop"])]
+    assert MetricsMiddleware in added
+    assert list(added.get(HandleMiddleware, {}).get("terminators", ())) == wanted
+    assert ("generate" in vars(engine)) is bool(wanted)
+
+
+def test_the_installed_vllm_streams_no_handle_on_messages() -> None:
+    """What its events have no field for, its writer drops."""
+    assert not endpoint.messages_carry_handle()
 
 
 def scraped(app: Any, method: str = "GET", path: str = "/metrics", **headers: str) -> list[Any]:

@@ -56,6 +56,22 @@ def test_a_client_may_have_it_let_go_at_once() -> None:
     assert sent(keeper, 10_000) == [(1.0, SendDrop(ADDRESS, ("l",)))]
 
 
+def test_a_lease_is_kept_on_demand() -> None:
+    """So long from then, whatever the model says, within the TTL; what was let go is not fetched back."""
+    keeper = make_keeper()
+    keeper.filed(ref("l"), "t", Ending.STOP, 0)
+    assert keeper.keep("l", 10_000 * S, 10 * S)
+    renewals = [send for _, send in sent(keeper, TIMES.ttl_ns / S) if isinstance(send, SendRenew)]
+    assert len(renewals) >= TIMES.ttl_ns // TIMES.term_ns
+    assert len(keeper) == 0
+    keeper.filed(ref("m"), "t", Ending.STOP, 1000 * S)
+    assert keeper.keep("m", 0, 1001 * S)
+    assert keeper.held == 0
+    assert not keeper.keep("m", 60 * S, 1002 * S)
+    assert not keeper.keep("unknown", 60 * S, 1002 * S)
+    keeper.check_integrity()
+
+
 def test_what_is_superseded_is_dropped_when_nobody_uses_it() -> None:
     """A fork in flight keeps the lease; the last one that is through with it lets it go."""
     keeper = make_keeper(fixed=True)

@@ -146,12 +146,16 @@ def models_plan() -> Answer:
 class FakeEngine:
     """One engine.
 
-    `plan` answers generation requests; `asked` is what came; `cancelled` counts clients that left.
+    `plan` answers generation requests; `asked` is what came; `cancelled` counts clients that left. `models`
+    answers `/v1/models`, `listed` times so far, the last time asked with `listing_headers`.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.asked: list[Asked] = []
+        self.models = models_plan()
+        self.listed = 0
+        self.listing_headers: dict[str, str] = {}
         self.connections = 0
         self.cancelled = asyncio.Event()
         self.close_after_answer = False
@@ -197,7 +201,10 @@ class FakeEngine:
         headers["x-served"] = str(len(self.generations()) + 1)
         asked = Asked(method, path, headers, raw)
         self.asked.append(asked)
-        answer = models_plan() if path == "/v1/models" else self.plan(asked)
+        answer = self.plan(asked) if path != "/v1/models" else self.models
+        if answer is self.models:
+            self.listed += 1
+            self.listing_headers = headers
         watch = asyncio.ensure_future(reader.read(1))
         writing = asyncio.ensure_future(self._write(writer, answer))
         await asyncio.wait((watch, writing), return_when=asyncio.FIRST_COMPLETED)

@@ -79,6 +79,7 @@ async def stack(
             host="127.0.0.1",
             port=0,
             admin_port=0,
+            models_interval_s=0,  # engines hear of nothing but what a test sends
             limits=limits or Limits(),
             timeouts=timeouts or Timeouts(drain_timeout_s=0.2),
             choice=Choice("tests.router.return_first:ReturnFirst", append_max_tokens=0),

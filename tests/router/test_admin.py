@@ -1,6 +1,7 @@
 """The operator's port: conversations by name and by content, forgotten on demand; health; metrics."""
 
 from tests.router.harness import HELLO, in_loop, stack
+from tests.router.test_leases import peer_, renewing
 
 
 @in_loop
@@ -30,6 +31,45 @@ async def test_conversations() -> None:
         assert (await router.admin.delete(f"/conversations/{label['kind']}/{label['id']}")).status_code == 200
         assert (await router.admin.get("/conversations")).json() == {"total": 0, "conversations": []}
         assert (await router.chat([HELLO])).headers["x-kvloop-route"] == "recompute"
+
+
+@in_loop
+async def test_inspect() -> None:
+    """One conversation's turns, newest use first, by any of their names."""
+    async with stack() as router:
+        for text in ("a", "b"):
+            await router.chat([{"role": "user", "content": text}], {"X-Session-ID": "s/1"})
+        await router.chat([HELLO], conversation_id="s/1")
+        found = (await router.admin.get("/conversations/x-session-id/s/1")).json()
+        assert found["total"] == 2
+        listed = (await router.admin.get("/conversations")).json()["conversations"]
+        assert [one["names"] for one in found["conversations"]] == [one["names"] for one in listed[1:]]
+        label = listed[0]["names"][-1]["id"]
+        assert (await router.admin.get(f"/conversations/content/{label}")).json()["total"] == 1
+        missing = await router.admin.get("/conversations/x-session-id/s")
+        assert (missing.status_code, missing.json()) == (404, {"total": 0, "conversations": []})
+
+
+@in_loop
+async def test_keep() -> None:
+    """A conversation's leases are kept on demand; what cannot be is said, and nonsense is refused."""
+    with peer_() as peer:
+        async with renewing(peer) as router:
+            await router.chat([HELLO], {"X-Session-ID": "s/1"})
+            path = "/conversations/x-session-id/s/1/keep"
+            kept = await router.admin.post(path, json={"seconds": 300})
+            assert (kept.status_code, kept.json()) == (200, {"total": 1, "kept": 1})
+            for wrong in (b"", b"{}", b'{"seconds":-1}', b'{"seconds":1e10}', b'{"seconds":"5"}', b'{"s":5}'):
+                answer = await router.admin.post(path, content=wrong)
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "seconds")
+            assert (await router.admin.post(path, json={"seconds": 0})).json()["kept"] == 1
+            assert (await router.admin.post(path, json={"seconds": 5})).status_code == 409
+            other = "/conversations/x-session-id/s/2/keep"
+            assert (await router.admin.post(other, json={"seconds": 5})).status_code == 404
+    async with stack() as router:  # without the secret nothing is renewed
+        await router.chat([HELLO], conversation_id="c")
+        answer = await router.admin.post("/conversations/conversation_id/c/keep", json={"seconds": 5})
+        assert (answer.status_code, answer.json()) == (409, {"total": 1, "kept": 0})
 
 
 @in_loop

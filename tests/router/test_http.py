@@ -19,7 +19,7 @@ async def test_routes() -> None:
     async with stack() as router, raw_client(router.port) as client:
         for method, path, status, allow in (
             ("GET", "/nothing", 404, None),
-            ("POST", "/v1/embeddings", 404, None),
+            ("POST", "/v1/load_lora_adapter", 404, None),
             ("GET", "/v1/chat/completions", 405, "POST"),
             ("DELETE", "/v1/models", 405, "GET, HEAD"),
             ("OPTIONS", "/health", 405, "GET, HEAD"),
@@ -193,7 +193,7 @@ async def test_validation_errors() -> None:
 async def test_internal_failure() -> None:
     """A fault of the router's own is a 500, and the connection serves on."""
     async with stack() as router, raw_client(router.port) as client:
-        with mock.patch("kvloop.router.proxy.read_generation", side_effect=ZeroDivisionError):
+        with mock.patch("kvloop.router.opening.read_generation", side_effect=ZeroDivisionError):
             client.send(post(BODY))
             status, _, body = await client.answer()
         assert (status, json.loads(body)["error"]["type"]) == (500, "server_error")

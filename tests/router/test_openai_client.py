@@ -8,6 +8,7 @@ from openai import AsyncOpenAI
 
 from tests.router.fake_engine import DONE, chunk, decode_plan, json_answer, stream_answer
 from tests.router.harness import Stack, in_loop, stack
+from tests.router.recorded import plan
 from tests.wire.streams import CASES
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -37,6 +38,34 @@ async def test_conversation() -> None:
         handles = [asked.params.get("kvloop_handle") for asked in router.prefill[0].asked]
         assert handles == [None, "h1", "h2"]
         assert [model.id async for model in openai_client.models.list()] == ["tiny"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools(stream: bool) -> None:
+    """A call comes with its arguments, and its result goes on from its turn."""
+    function = {"name": "get_weather", "parameters": {"type": "object"}}
+    tools: list[Any] = [{"type": "function", "function": function}]
+
+    @in_loop
+    async def run() -> None:
+        async with stack(decode=[plan]) as router, client(router) as openai_client:
+            asked: dict[str, Any] = {"model": "tiny", "messages": list(MESSAGES), "tools": tools}
+            if stream:
+                async with openai_client.chat.completions.stream(**asked) as turn:
+                    answer: Any = await turn.get_final_completion()
+            else:
+                answer = await openai_client.chat.completions.create(**asked)
+            (choice,) = answer.choices
+            (call,) = choice.message.tool_calls
+            assert choice.finish_reason == "tool_calls"
+            assert (call.function.name, call.function.arguments) == ("get_weather", '{"city":"Oslo"}')
+            said = {"role": "assistant", "tool_calls": [call.model_dump(exclude={"index"})]}
+            result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+            asked["messages"] = [*MESSAGES, said, result]
+            await openai_client.chat.completions.create(**asked)
+            assert router.prefill[0].asked[-1].params["kvloop_handle"] == "h1"
+
+    run()
 
 
 @in_loop

@@ -74,7 +74,7 @@ async def test_answers_finish() -> None:
             go.clear()
             process, port = await started(engine.url)
             async with raw_client(port) as client:
-                client.send(post({"model": "m", "messages": [HELLO], "stream": True}))
+                client.send(post({"model": "tiny", "messages": [HELLO], "stream": True}))
                 await client.reader.readuntil(b'"a"')
                 os.kill(process.pid, signal.SIGTERM)
                 while await reachable(port):
@@ -106,6 +106,6 @@ async def test_nothing_left_behind() -> None:
         before = len(asyncio.all_tasks())
         config = RouterConfig(decode=(engine.url,), host="127.0.0.1", port=0, admin_port=0)
         async with serving(config) as ports, raw_client(ports.port) as client:
-            client.send(post({"model": "m", "messages": [HELLO]}))
+            client.send(post({"model": "tiny", "messages": [HELLO]}))
             await client.answer()
         await until(lambda: len(asyncio.all_tasks()) <= before)

@@ -42,6 +42,48 @@ async def test_salt_outlives_the_router() -> None:
 
 
 @in_loop
+async def test_anthropic_s_key_is_a_tenant() -> None:
+    """`x-api-key` says who calls where `Authorization` does not, and the same key is the same tenant."""
+    async with stack() as router:
+        ann, bob = {"X-Api-Key": "ann"}, {"X-Api-Key": "bob"}
+        for who in (ann, bob, {}):
+            assert await handle_sent(router, [HELLO], headers=who, session_id="s") is None
+        salts = {asked.body.get("cache_salt") for asked in router.decode[0].asked}
+        assert len(salts) == 3
+        assert await handle_sent(router, [HELLO, A1, MORE], headers=bob) == "h2"
+        both = {"Authorization": "Bearer ann", **ann}
+        assert await handle_sent(router, [HELLO, A1, MORE], headers={"Authorization": "Bearer ann"}) == "h1"
+        assert await handle_sent(router, [HELLO, A1, MORE, A1, MORE], headers=both) == "h5"
+
+
+@in_loop
+async def test_contradicting_keys() -> None:
+    """Two different keys, or two of one kind, are refused; nobody is asked."""
+    async with stack() as router:
+        for headers in (
+            [("authorization", "Bearer ann"), ("x-api-key", "bob")],
+            [("authorization", "Bearer ann"), ("x-api-key", "")],
+            [("x-api-key", "ann"), ("x-api-key", "ann")],
+        ):
+            answer = await router.client.post(
+                "/v1/messages", json={"model": "m", "messages": []}, headers=headers
+            )
+            assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+            assert "x-api-key" in answer.json()["error"]["message"]
+        assert not router.prefill[0].asked
+
+
+@in_loop
+async def test_a_key_is_no_tenant_name() -> None:
+    """Where the operator's header names tenants, a client that sends such a name as its key is nobody."""
+    async with stack(tenant_header="x-org") as router:
+        assert await handle_sent(router, [HELLO], headers={"X-Org": "a"}) is None
+        for headers in ({"X-Api-Key": "a"}, {"Authorization": "a"}, {}):
+            assert await handle_sent(router, [HELLO, A1, MORE], headers=headers) != "h1"
+            assert router.decode[0].asked[-1].body.get("cache_salt") is None
+
+
+@in_loop
 async def test_tenant_by_header() -> None:
     """Another header can say who is calling; two of them contradict each other."""
     async with stack(tenant_header="x-org") as router:

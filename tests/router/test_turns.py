@@ -154,32 +154,6 @@ async def test_what_else_makes_a_prompt() -> None:
 
 
 @in_loop
-async def test_found_by_name() -> None:
-    """A rewritten history is found by the conversation's name, wherever the client puts it."""
-    async with stack() as router:
-        named: list[tuple[dict[str, str], dict[str, Any]]] = [
-            ({}, {"conversation_id": "n"}),
-            ({}, {"session_id": "n"}),
-            ({}, {"prompt_cache_key": "n"}),
-            ({}, {"metadata": {"session_id": "n"}}),
-            ({"X-Conversation-ID": "n"}, {}),
-            ({"X-Session-ID": "n"}, {}),
-            ({"x-claude-code-session-id": "n"}, {}),
-        ]
-        for number, (headers, fields) in enumerate(named):
-            before = {"role": "user", "content": f"a{number}"}
-            after = {"role": "user", "content": f"b{number}"}
-            assert (
-                await handle_sent(router, [before], headers=headers, **fields) is None
-            )  # kinds never collide
-            served = len(router.decode[0].asked)
-            assert await handle_sent(router, [after], headers=headers, **fields) == f"h{served}"
-            for name, value in fields.items():  # and the engines get it as it was sent
-                assert router.prefill[0].asked[-1].body[name] == value
-                assert router.decode[0].asked[-1].body[name] == value
-
-
-@in_loop
 async def test_content_before_name() -> None:
     """A client that sends another conversation's name still goes on from its own content."""
     async with stack() as router:

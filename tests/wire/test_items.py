@@ -140,6 +140,6 @@ def test_large_honest_bodies_pass(text: str, messages: int) -> None:
     for ascii_only in (False, True):
         body = json.dumps(value, ensure_ascii=ascii_only).encode()
         generation = read_generation(Endpoint.CHAT, body)
-        assert len(generation.messages) == messages
+        assert len(generation.units) == messages
         assert generation.text("metadata.session_id") == "s"
         assert json.loads(prefill_body(generation, None, None))["messages"] == value["messages"]

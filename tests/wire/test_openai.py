@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvloop.wire.models import merged_models
 from kvloop.wire.openai import (
     ALONE,
     Endpoint,
     RequestError,
     decode_body,
-    error_body,
     filed_handle,
-    merged_models,
     prefill_body,
     read_generation,
     read_prefill_answer,
     take_handle,
 )
+from kvloop.wire.refusal import error_body
 from tests.wire.streams import NASTY, PARAMS, UPSTREAM
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": NASTY}]}
@@ -147,6 +147,8 @@ def test_any_bytes(body: bytes) -> None:
         (Endpoint.CHAT, {**CHAT, "use_beam_search": True}, "use_beam_search"),
         (Endpoint.CHAT, {**CHAT, "prompt_logprobs": 0}, "prompt_logprobs"),
         (Endpoint.CHAT, {**CHAT, "echo": True}, "echo"),
+        (Endpoint.CHAT, {**CHAT, "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+        (Endpoint.CHAT, {**CHAT, "truncate_prompt_tokens": 5}, None),
         (Endpoint.COMPLETIONS, TEXT, None),
         (Endpoint.COMPLETIONS, {**TEXT, "best_of": 2}, "best_of"),
         (Endpoint.COMPLETIONS, {**TEXT, "prompt": ["a", "b"]}, "prompt"),
@@ -207,7 +209,7 @@ def test_own_salt_passes() -> None:
 def test_messages_are_the_clients_bytes() -> None:
     """A message's unit is exactly what the client wrote."""
     body = b'{"model":"m","messages":[ {"role" : "user"},\n{"a":"\\u00e9"} ]}'
-    units = read_generation(Endpoint.CHAT, body).messages
+    units = read_generation(Endpoint.CHAT, body).units
     assert [bytes(unit) for unit in units] == [b'{"role" : "user"}', b'{"a":"\\u00e9"}']
 
 

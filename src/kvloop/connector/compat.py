@@ -33,11 +33,13 @@ from functools import cache
 from typing import Any
 
 import vllm
+from vllm.entrypoints.anthropic.protocol import AnthropicStreamEvent
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequestType
 
 from kvloop.connector.cores import pace
+from kvloop.wire.openai import HANDOVER_FIELD
 
 logger = init_logger("vllm.kvloop")
 
@@ -58,6 +60,12 @@ def streams_carry_handle() -> bool:
     """Whether vLLM itself puts the handle on streamed chat completions and completions."""
     version = vllm_version()
     return version is not None and version >= STREAMS_CARRY_HANDLE_SINCE
+
+
+def messages_carry_handle() -> bool:
+    """Whether vLLM itself puts the handle on streamed answers of the Messages API. 0.32 does not; the field
+    says so of any other, for its writer drops what its events have no field for."""
+    return HANDOVER_FIELD in AnthropicStreamEvent.model_fields
 
 
 def registration_generation(scheduler: Any) -> int:

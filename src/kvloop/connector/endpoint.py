@@ -7,8 +7,10 @@ engine client's `generate` and adds one event just before `data: [DONE]`:
 
     data: {"object":"kvloop.handle","choices":[],"kv_transfer_params":{...}}
 
-From 0.33 on vLLM writes them into the final chunk and the plugin adds nothing. A response of the
-Responses API carries them in its last event's `response` object, in either version.
+From 0.33 on vLLM writes them into the final chunk and the plugin adds nothing there. A response of the
+Responses API carries them in its last event's `response` object, in either version. Anthropic's messages are
+made of chat chunks, and their events have no field for them: there the same event stands before the last one,
+`event: message_stop`. It has no name, and Anthropic's clients pass over what has none.
 
 vLLM's own metrics come with the outputs of steps, and an idle engine takes none: leases come and go all the
 same, so kvloop's are asked for at scrape time (`scrape`) and written under vLLM's own.
@@ -16,7 +18,7 @@ same, so kvloop's are asked for at scrape time (`scrape`) and written under vLLM
 
 import json
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
@@ -24,11 +26,12 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvloop.connector.compat import streams_carry_handle
+from kvloop.connector.compat import messages_carry_handle, streams_carry_handle
 from kvloop.connector.scrape import Scraper, local_engines
 
 METRICS_PATH = "/metrics"
-_DONE = b"data: [DONE]"
+DONE = b"data: [DONE]"  # ends a stream of chat completions, and of completions
+MESSAGE_STOP = b"event: message_stop"
 _answer: ContextVar[dict[str, Any] | None] = ContextVar("kvloop_answer", default=None)
 """Of the HTTP request being served: filled with its last output's parameters under `params`."""
 
@@ -40,10 +43,11 @@ def handle_event(params: dict[str, Any]) -> bytes:
 
 
 class HandleMiddleware:
-    """Adds the handle event to streamed answers."""
+    """Adds the handle event to streamed answers, before the first of `terminators`."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, terminators: Sequence[bytes] = (DONE, MESSAGE_STOP)) -> None:
         self._app = app
+        self._terminators = terminators
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI connection."""
@@ -59,13 +63,23 @@ class HandleMiddleware:
             if message["type"] == "http.response.start":
                 is_stream = _is_event_stream(message)
             elif message["type"] == "http.response.body" and is_stream and answer.get("params"):
-                message = _with_handle(message, answer)
+                message = self._with_handle(message, answer)
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_handle)
         finally:
             _answer.reset(token)
+
+    def _with_handle(self, message: Message, answer: dict[str, Any]) -> Message:
+        """The message, with the event put in where its terminator begins. The terminator is an event of its
+        own: the model's text is JSON-escaped and cannot start a line."""
+        body = bytes(message.get("body", b""))
+        for terminator in self._terminators:
+            at = body.rfind(b"\n" + terminator) + 1
+            if body.startswith(terminator, at):
+                return {**message, "body": body[:at] + handle_event(answer.pop("params")) + body[at:]}
+        return message
 
 
 def _is_event_stream(start: Message) -> bool:
@@ -75,14 +89,10 @@ def _is_event_stream(start: Message) -> bool:
     )
 
 
-def _with_handle(message: Message, answer: dict[str, Any]) -> Message:
-    """The message, with the event put in where its terminator begins. The terminator is an event of its
-    own: the model's text is JSON-escaped and cannot start a line."""
-    body = bytes(message.get("body", b""))
-    at = body.rfind(b"\n" + _DONE) + 1
-    if not body.startswith(_DONE, at):
-        return message
-    return {**message, "body": body[:at] + handle_event(answer.pop("params")) + body[at:]}
+def _terminators() -> tuple[bytes, ...]:
+    """Of the streams that vLLM itself does not put the handle on."""
+    chat = () if streams_carry_handle() else (DONE,)
+    return chat if messages_carry_handle() else (*chat, MESSAGE_STOP)
 
 
 class MetricsMiddleware:
@@ -134,8 +144,8 @@ class EndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         """Wrap the application; no route is added."""
         app.add_middleware(MetricsMiddleware, more=self._metrics)
-        if not streams_carry_handle():
-            app.add_middleware(HandleMiddleware)
+        if terminators := _terminators():
+            app.add_middleware(HandleMiddleware, terminators=terminators)
 
     async def _metrics(self) -> str:
         return "" if self._scraper is None else await self._scraper.text()
@@ -147,7 +157,7 @@ class EndpointPlugin:
         engines = local_engines(engine_client.vllm_config)
         if engines is not None:
             self._scraper = Scraper(*engines)
-        if streams_carry_handle():
+        if not _terminators():
             return
         generate = engine_client.generate
 

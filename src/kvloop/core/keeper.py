@@ -73,8 +73,7 @@ class Keeper:
         self._leave(ref.lease_id, now_ns)
         self._drops.pop(ref.lease_id, None)
         wish_ns = None if keep_ns is None else now_ns + min(keep_ns, self.times.ttl_ns)
-        term_ns = ref.term_ms * _NS_PER_MS
-        entry = Entry(ref, caller, ending, now_ns, now_ns + term_ns, wish_ns)
+        entry = Entry(ref, caller, ending, now_ns, now_ns + ref.term_ms * _NS_PER_MS, wish_ns)
         entry.renew_ns = self.times.next_renewal_ns(now_ns, entry.deadline_ns)
         self._entries[ref.lease_id] = entry
         self._held += 1
@@ -111,8 +110,7 @@ class Keeper:
 
     def done(self, lease_id: str, now_ns: int) -> None:
         """That turn needs the lease no more: decode has begun to answer it, so it has what it could take from
-        the lease; or it has failed. The sooner it is said, the less memory is held for nothing.
-        """
+        the lease; or it has failed. The sooner it is said, the less memory is held for nothing."""
         entry = self._entries.get(lease_id)
         if entry is None or not entry.in_flight:
             return
@@ -130,6 +128,15 @@ class Keeper:
             self._forget(entry)
         else:
             self._plan(entry, now_ns, self._keep_until(entry, now_ns))
+
+    def keep(self, lease_id: str, keep_ns: int, now_ns: int) -> bool:
+        """Somebody wants this lease kept so long from now. False if it is not renewed any more."""
+        entry = self._entries.get(lease_id)
+        if entry is None or entry.state not in HELD:
+            return False
+        entry.wish_until_ns = now_ns + min(keep_ns, self.times.ttl_ns)
+        self._plan(entry, now_ns, self._keep_until(entry, now_ns))
+        return True
 
     def ended(self, lease_id: str, now_ns: int) -> None:
         """Nothing leads to this lease any more: over as soon as no turn in flight may claim it."""

@@ -219,13 +219,14 @@ class LineageTable:
         for entry in reversed(self._entries.values()):
             yield entry.turn, entry.label
 
+    def named(self, kind: str, value: str) -> list[tuple[FiledTurn, str]]:
+        """The turns named so, whoever's they are, as `turns` lists them; with the kind `content`, the one
+        listed so."""
+        return [(entry.turn, entry.label) for entry in reversed(self._named(kind, value))]
+
     def remove(self, kind: str, value: str) -> int:
-        """Forget the turns named so, whoever's they are; with the kind `content`, the one listed so."""
-        found = [
-            entry
-            for entry in self._entries.values()
-            if (entry.label == value if kind == CONTENT else Name(kind, value) in entry.turn.names)
-        ]
+        """Forget the turns named so; how many that were."""
+        found = self._named(kind, value)
         for entry in found:
             self._drop(entry)
         return len(found)
@@ -256,6 +257,13 @@ class LineageTable:
         assert self.key_count <= self.max_keys
         assert self._used_bytes <= self.max_bytes
         self._deadlines.check_integrity()
+
+    def _named(self, kind: str, value: str) -> list[_Entry]:
+        return [
+            entry
+            for entry in self._entries.values()
+            if (entry.label == value if kind == CONTENT else Name(kind, value) in entry.turn.names)
+        ]
 
     def _longest(self, content: Sequence[bytes]) -> tuple[_Entry | None, int]:
         for depth in range(len(content), 0, -1):

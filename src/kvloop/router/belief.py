@@ -5,8 +5,8 @@ from kvloop.core.decision import Ask
 from kvloop.core.lineage import Match
 from kvloop.core.report import TurnReport
 from kvloop.core.script import Script, TokenEstimator, script_of
-from kvloop.router.conversations import ROOT_FIELDS, units_of
 from kvloop.wire.openai import Endpoint, Generation
+from kvloop.wire.units import root_of
 
 
 class Beliefs:
@@ -25,12 +25,13 @@ class Beliefs:
         total = tokens(_size_bytes(generation))
 
         def before(depth: int) -> int:
-            return tokens(_root_bytes(generation) + sum(map(len, units_of(generation)[:depth])))
+            return tokens(_root_bytes(generation) + sum(map(len, generation.units[:depth])))
 
         def added(depth: int) -> int:
-            return tokens(sum(map(len, generation.messages[depth + 1 :])))
+            return tokens(sum(map(len, generation.units[depth + 1 :])))
 
-        return believed(match, total, before, added if generation.endpoint is Endpoint.CHAT else None)
+        answers_are_units = generation.endpoint in (Endpoint.CHAT, Endpoint.MESSAGES)
+        return believed(match, total, before, added if answers_are_units else None)
 
     def counted(self, generation: Generation, report: TurnReport) -> None:
         """An engine has counted the prompt."""
@@ -40,16 +41,16 @@ class Beliefs:
 
 
 def _script(generation: Generation) -> Script:
-    if generation.endpoint is Endpoint.CHAT:
-        return script_of(generation.raw)
-    return script_of(bytes(generation.fields.get("prompt", b"")))
+    if generation.endpoint is Endpoint.COMPLETIONS:
+        return script_of(bytes(generation.fields.get("prompt", b"")))
+    return script_of(generation.raw)
 
 
 def _size_bytes(generation: Generation) -> int:
-    if generation.endpoint is Endpoint.CHAT:
-        return _root_bytes(generation) + sum(map(len, generation.messages))
-    return len(bytes(generation.fields.get("prompt", b"")))
+    if generation.endpoint is Endpoint.COMPLETIONS:
+        return len(bytes(generation.fields.get("prompt", b"")))
+    return _root_bytes(generation) + sum(map(len, generation.units))
 
 
 def _root_bytes(generation: Generation) -> int:
-    return sum([len(bytes(generation.fields.get(name, b""))) for name in ROOT_FIELDS])
+    return sum(map(len, root_of(generation.endpoint, generation.fields)))

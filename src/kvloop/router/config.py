@@ -23,6 +23,8 @@ class Limits:
     max_buffered_bytes: int = 1024 * _MIB  # all requests' bodies together
     max_answer_bytes: int = 64 * _MIB  # a JSON answer, held until its handle is out
     max_event_bytes: int = 8 * _MIB  # one line of a stream
+    max_responses: int = 20_000  # of the Responses API, to go on from
+    max_response_bytes: int = 256 * _MIB  # all of them together, with their conversations
     max_conversation_keys: int = 400_000
     max_conversation_bytes: int = 128 * _MIB
 
@@ -35,6 +37,7 @@ class Timeouts:
     client_timeout_s: float = 60.0  # for a request to come in whole, once it has begun
     keep_alive_s: float = 75.0
     idle_timeout_s: float = 3600.0  # without one byte from decode (an unstreamed answer is silent to its end)
+    response_age_s: float = 3600.0  # a stored response is kept so long after its last use
     drain_timeout_s: float = 10.0  # for answers under way when told to stop
 
 
@@ -83,6 +86,7 @@ class RouterConfig:
     retention_s: float = 480.0  # decoder_kv_blocks_ttl: a handle is worth nothing after it
     tenant_header: str = "authorization"
     choice: Choice = field(default_factory=Choice)
+    models_interval_s: float = 30.0
     leases: Leases = field(default_factory=Leases)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -100,6 +104,8 @@ class RouterConfig:
             raise UserError("--prefill-timeout-s and --retention-s must be positive")
         if min(getattr(self.choice, bound.name) for bound in fields(Choice) if bound.name != "policy") < 0:
             raise UserError("--append-... and --explain-log-every must not be negative")
+        if self.models_interval_s < 0:
+            raise UserError("--models-interval-s must not be negative")
         if min(self.leases.max_leases, self.leases.break_even_s) <= 0:
             raise UserError("--max-leases and --break-even-s must be positive")
         if not 0 < self.leases.renew_interval_s < self.leases.lease_term_s <= MAX_TERM_MS / 1000:
@@ -166,6 +172,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_bound(parser, "retention_s", default.retention_s, "a handle's life; decode's decoder_kv_blocks_ttl")
     _add_choice(parser, default.choice)
+    _add_bound(
+        parser,
+        "models_interval_s",
+        default.models_interval_s,
+        "between two readings of what models an engine serves; 0: any engine may serve any model",
+    )
     _add_leases(parser, default.leases)
     for group in (default.timeouts, default.limits):
         for bound in fields(group):
@@ -224,6 +236,7 @@ def from_args(namespace: argparse.Namespace) -> RouterConfig:
         retention_s=namespace.retention_s,
         tenant_header=namespace.tenant_header.lower(),
         choice=Choice(**{bound.name: getattr(namespace, bound.name) for bound in fields(Choice)}),
+        models_interval_s=namespace.models_interval_s,
         leases=Leases(
             secret_file=namespace.secret_file,
             lease_policy=LeasePolicy(namespace.lease_policy),
@@ -255,6 +268,9 @@ _BOUND_HELP = {
     "max_buffered_bytes": "all requests' bodies together; more is answered with 503",
     "max_answer_bytes": "a JSON answer; more is answered with 502",
     "max_event_bytes": "one event of a stream",
+    "response_age_s": "a response is kept after its last use, to go on from",
+    "max_responses": "responses that are kept to go on from",
+    "max_response_bytes": "memory for the responses that are kept",
     "max_conversation_keys": "message prefixes and names that are remembered",
     "max_conversation_bytes": "memory for the conversations that are remembered",
 }

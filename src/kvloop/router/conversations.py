@@ -1,10 +1,9 @@
 """The router's memory: which handle a request may read back from, and whose it is.
 
-A request belongs to a tenant: a digest of the header that says who is calling (Authorization, unless
-configured otherwise). The tenant goes into every key of the lineage table, and into the cache salt that the
-engines see, so that neither side ever meets another tenant's blocks; a request without that header is
-everybody's, and its own salt goes on as it is. Names come from wherever clients put them today, each under
-its own kind.
+A request belongs to a tenant: a digest of who is calling (`router.tenant`). The tenant goes into every key of
+the lineage table, and into the cache salt that the engines see, so that neither side ever meets another
+tenant's blocks; a request that does not say is everybody's, and its own salt goes on as it is. Names come
+from wherever clients put them today, each under its own kind.
 """
 
 import hashlib
@@ -13,42 +12,14 @@ from dataclasses import dataclass
 
 from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, Prompt, content_keys, name_key
 from kvloop.router.leases import LeaseUse, TurnLeases, is_return
+from kvloop.router.names import RESPONSE, names_of
 from kvloop.router.request import Request
 from kvloop.router.retain import retention_asked_ns
-from kvloop.wire.openai import SALT_PREFIX, Endpoint, Generation, RequestError, filed_handle
+from kvloop.router.tenant import caller_of, salt_of
+from kvloop.wire.openai import Generation, filed_handle
+from kvloop.wire.units import root_of
 
-MAX_NAME_CHARS = 256
 MAX_HANDLE_BYTES = 256 * 1024  # upstream's lists the blocks of every group; ours has under 300 bytes
-# From the one that names a single conversation most surely to the one that several may share.
-NAME_FIELDS = (
-    "conversation_id",
-    "session_id",
-    "session_params.session_id",
-    "metadata.session_id",
-    "prompt_cache_key",
-)
-NAME_HEADERS = (
-    "x-conversation-id",
-    "x-session-id",
-    "x-claude-code-session-id",
-    "thread-id",
-    "session-id",
-    "x-dynamo-session-id",
-    "x-smg-routing-key",
-)
-_HEADER_KEYS = tuple((kind, kind.encode()) for kind in NAME_HEADERS)
-PROMPT_UNIT_BYTES = 1024  # a prompt is cut finely in its first KiB, then by the KiB
-_PROMPT_FINE_BYTES = 128
-# What comes before the first message in the prompt, or changes how all of them are rendered.
-ROOT_FIELDS = (
-    "tools",
-    "documents",
-    "chat_template",
-    "chat_template_kwargs",
-    "reasoning_effort",
-    "add_special_tokens",
-    "mm_processor_kwargs",
-)
 _NS_PER_S = 1_000_000_000
 
 
@@ -61,6 +32,7 @@ class Lookup:
     """
 
     tenant: str
+    model: str
     salt: str | None
     content: list[bytes]
     names: list[tuple[Name, bytes]]
@@ -91,26 +63,24 @@ class Conversations:
         self._tenant_header = tenant_header.encode()
         self._retention_ns = int(retention_s * _NS_PER_S)
 
-    def look_up(self, request: Request, generation: Generation) -> Lookup:
-        """Whose request it is, and the turn it goes on from.
+    def look_up(self, request: Request, generation: Generation, previous_id: str | None = None) -> Lookup:
+        """Whose request it is, and the turn it goes on from. `previous_id`: the response before it, if told.
 
         RequestError for a tenant that contradicts itself, or a retention that is none.
         """
         keep_ns = retention_asked_ns(request)
-        caller = self._caller(request)
-        tenant, salt = "", generation.cache_salt
+        caller = caller_of(request, self._tenant_header)
+        tenant, salt = self._tenant(caller), generation.cache_salt
         if caller is not None:
-            tenant = hashlib.blake2b(
-                caller, key=self._key, digest_size=16, person=b"kvloop.tenant"
-            ).hexdigest()
-            salt = _salt(caller, generation.cache_salt)
-        content = content_keys(self._key, _root(generation, tenant, salt), units_of(generation))
-        names = [
-            (name, name_key(self._key, tenant, generation.model, name))
-            for name in _names(request, generation)
+            salt = salt_of(caller, generation.cache_salt)
+        content = content_keys(self._key, _root(generation, tenant, salt), generation.units)
+        own, origins = names_of(request, generation, previous_id)
+        names = [(name, name_key(self._key, tenant, generation.model, name)) for name in own]
+        asked = names + [
+            (origin.sent, name_key(self._key, tenant, generation.model, origin.filed)) for origin in origins
         ]
         now_ns = self.clock_ns()
-        match = self.table.find(content, names, now_ns)
+        match = self.table.find(content, asked, now_ns)
         self._end_leases(())
         gap_ns = None
         if match is not None:
@@ -118,19 +88,38 @@ class Conversations:
                 gap_ns = now_ns - (match.turn.expires_ns - self._retention_ns)
             if self.leases is not None and self.leases.are_gone(match.turn):
                 match = None
-        return Lookup(tenant, salt, content, names, match, keep_ns, gap_ns)
+        return Lookup(tenant, generation.model, salt, content, names, match, keep_ns, gap_ns)
+
+    def tenant(self, request: Request) -> str:
+        """Whose request it is. RequestError for one that contradicts itself."""
+        return self._tenant(caller_of(request, self._tenant_header))
 
     def use(self, lookup: Lookup) -> LeaseUse | None:
         """The request may claim what it found, until it ends this; None where there is no lease."""
         return None if lookup.match is None or self.leases is None else self.leases.use(lookup.match)
 
-    def file(self, lookup: Lookup, handle: bytes, engine: str, ending: str, prompt: Prompt) -> bool:
-        """Remember the handle that `engine` gave for the request's turn. False if it is not worth it."""
+    def file(
+        self,
+        lookup: Lookup,
+        handle: bytes,
+        engine: str,
+        ending: str,
+        prompt: Prompt,
+        response_id: str | None = None,
+    ) -> bool:
+        """Remember the handle that `engine` gave for the request's turn. False if it is not worth it.
+
+        `response_id`: its answer's, where it can be named.
+        """
         filed = filed_handle(handle) if len(handle) <= MAX_HANDLE_BYTES else None
         if filed is None or lookup.keep_ns == 0:
             return False
         now_ns = self.clock_ns()
-        names = tuple(name for name, _ in lookup.names)
+        named = list(lookup.names)
+        if response_id is not None:
+            name = Name(RESPONSE, response_id)
+            named.append((name, name_key(self._key, lookup.tenant, lookup.model, name)))
+        names = tuple(name for name, _ in named)
         lease = self.leases.read(filed) if self.leases is not None else None
         expires_ns = now_ns + self._retention_ns
         turn = FiledTurn(
@@ -145,8 +134,14 @@ class Conversations:
         )
         if self.leases is not None:
             self.leases.filed(turn, ending, lookup.keep_ns)
-        self._end_leases(self.table.file(turn, lookup.content, [key for _, key in lookup.names], now_ns))
+        self._end_leases(self.table.file(turn, lookup.content, [key for _, key in named], now_ns))
         return True
+
+    def keep(self, kind: str, value: str, keep_ns: int) -> int:
+        """Let decode keep the turns named so for so long from now; how many of them it does."""
+        if self.leases is None:
+            return 0
+        return sum([self.leases.keep(turn, keep_ns) for turn, _ in self.table.named(kind, value)])
 
     def remove(self, kind: str, value: str) -> int:
         """Forget the turns named so and let their leases go; how many turns that were."""
@@ -159,54 +154,19 @@ class Conversations:
         self.table.expire(self.clock_ns())
         self._end_leases(())
 
+    def _tenant(self, caller: bytes | None) -> str:
+        if caller is None:
+            return ""
+        return hashlib.blake2b(caller, key=self._key, digest_size=16, person=b"kvloop.tenant").hexdigest()
+
     def _end_leases(self, superseded: Sequence[FiledTurn]) -> None:
         """End those of superseded turns, and of all that the table has let go of."""
         turns = [*superseded, *self.table.take_dropped()]
         if turns and self.leases is not None:
             self.leases.ended(turns)
 
-    def _caller(self, request: Request) -> bytes | None:
-        values = [value for name, value in request.headers if name == self._tenant_header]
-        if len(values) > 1:
-            header = self._tenant_header.decode()
-            raise RequestError(f"the request has {len(values)} {header} headers", header, "invalid_value")
-        return values[0] if values else None
-
 
 def _root(generation: Generation, tenant: str, salt: str | None) -> list[bytes]:
     """What identifies the stretch of a prompt before its first unit, and whose it is."""
     root = [tenant.encode(), generation.endpoint.encode(), generation.model.encode(), (salt or "").encode()]
-    root += [bytes(generation.fields.get(name, b"")) for name in ROOT_FIELDS]
-    return root
-
-
-def units_of(generation: Generation) -> Sequence[bytes]:
-    """What a prompt consists of: each message's own bytes, or whole stretches of a prompt's bytes.
-
-    A prompt's last stretch counts only if it is whole, for the next turn's prompt goes on in the middle of
-    it.
-    """
-    if generation.endpoint is Endpoint.CHAT:
-        return generation.messages
-    prompt = bytes(generation.fields.get("prompt", b"")).rstrip(b'"] \t\r\n')
-    ends = [*range(_PROMPT_FINE_BYTES, PROMPT_UNIT_BYTES, _PROMPT_FINE_BYTES)]
-    ends += range(PROMPT_UNIT_BYTES, len(prompt) + 1, PROMPT_UNIT_BYTES)
-    return [prompt[start:end] for start, end in zip([0, *ends], ends, strict=False) if end <= len(prompt)]
-
-
-def _salt(caller: bytes, own: str | None) -> str:
-    """The cache salt of a tenant's requests, fit for vLLM's alphabet: the tenant's, and its own salt's.
-
-    Without a key, for a restarted router or another one has to make the same: the engines' caches live on.
-    """
-    digest = hashlib.blake2b(
-        len(caller).to_bytes(8, "little") + caller, digest_size=16, person=b"kvloop.salt"
-    )
-    digest.update(b"\0" if own is None else b"\1" + own.encode())
-    return SALT_PREFIX + digest.hexdigest()
-
-
-def _names(request: Request, generation: Generation) -> list[Name]:
-    names = [Name(kind, value) for kind in NAME_FIELDS if (value := generation.text(kind))]
-    names += [Name(kind, sent.decode("latin-1")) for kind, key in _HEADER_KEYS if (sent := request.get(key))]
-    return [name for name in names if len(name.value) <= MAX_NAME_CHARS]
+    return root + root_of(generation.endpoint, generation.fields)

@@ -18,6 +18,7 @@ from kvloop.router.config import Limits, Timeouts
 from kvloop.router.request import BodyBudget, Refusal, Request, RequestParser
 from kvloop.router.response import Response
 from kvloop.router.transport import without_delay
+from kvloop.wire.refusal import shape_of
 
 LINGER_S = 1.0  # a refused client gets this long to read why
 MIN_BODY_BYTES_PER_S = (
@@ -148,6 +149,7 @@ class ClientConnection(asyncio.Protocol):
             head_only=request.method == "HEAD",
             http10=request.http10,
             keep_alive=request.keep_alive and not self._draining,
+            shape=shape_of(request.path),
         )
         try:
             await self._service.serve(request, response)

@@ -65,12 +65,19 @@ def forwarded(request: Request, request_id: bytes) -> bytes:
     return b"".join(kept) + b"%b: %b\r\n" % (REQUEST_ID, request_id)
 
 
-def hop(engine: Engine, method: str, path: str, lines: bytes, body: bytes | None) -> tuple[bytes, ...]:
+def hop(
+    engine: Engine,
+    method: str,
+    path: str,
+    lines: bytes,
+    body: bytes | None,
+    content_type: bytes = b"application/json",
+) -> tuple[bytes, ...]:
     """A request to an engine, in pieces to write."""
     start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), path.encode("latin-1"), engine.authority)
     if body is None:
         return (start + lines + b"\r\n",)
-    length = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    length = b"content-type: %b\r\ncontent-length: %d\r\n\r\n" % (content_type, len(body))
     return (start + lines + length, body)
 
 

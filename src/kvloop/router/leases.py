@@ -16,13 +16,13 @@ from kvloop.core.handle import LeaseRef
 from kvloop.core.keeper import Ending
 from kvloop.core.lineage import CONTENT, FiledTurn, Match
 from kvloop.errors import HandleError
+from kvloop.router.names import SHARED_KINDS
 from kvloop.router.renewal import Renewal
 from kvloop.wire.handle import decode_handle
 
 logger = logging.getLogger("kvloop.router")
 
 LOG_EVERY_NS = 10_000_000_000
-SHARED_KINDS = ("prompt_cache_key", "x-smg-routing-key")  # names that many conversations may have in common
 
 
 class _Filed(msgspec.Struct):
@@ -91,6 +91,14 @@ class TurnLeases:
         if turn.lease is not None:
             self._keeper.filed(turn.lease, turn.tenant, Ending(ending), self._clock_ns(), keep_ns)
             self.renewal.nudge()
+
+    def keep(self, turn: FiledTurn, keep_ns: int) -> bool:
+        """Keep a turn's lease so long from now. False where it has none, or decode has let it go."""
+        if turn.lease is None or self.are_gone(turn):
+            return False
+        kept = self._keeper.keep(turn.lease.lease_id, keep_ns, self._clock_ns())
+        self.renewal.nudge()
+        return kept
 
     def use(self, match: Match) -> LeaseUse | None:
         """A request that found this may claim its lease from now on; None where there is none."""

@@ -11,7 +11,9 @@ from prometheus_client.registry import Collector
 
 from kvloop.core.decision import Route
 from kvloop.core.lineage import LineageTable
+from kvloop.core.report import TurnReport
 from kvloop.router.fleet import Fleet
+from kvloop.router.store import MemoryStore
 
 MAX_MISS_REASONS = 32
 MAX_REASON_CHARS = 64
@@ -39,6 +41,9 @@ class Metrics:
             "return_misses", "Handles that brought nothing back, by prefill's reason", "reason"
         )
         self.tokens = self._counter("prompt_tokens", "Prompt tokens by where their KV came from", "source")
+        self.passed = self._counter(
+            "passed", "Requests of routes that are passed on as they are", "path", "status"
+        )
         self.filed = self._counter("handles_filed", "Handles taken out of answers and filed")
         self.cut = self._counter("answers_cut", "Answers that broke off after their first byte", "side")
         self.gone = self._counter("clients_gone", "Requests whose client left before the answer was whole")
@@ -69,6 +74,19 @@ class Metrics:
         """One request was answered."""
         self._requests.labels(route.value, str(status)).inc()
 
+    def prefilled(self, report: TurnReport | None, asked: bool) -> None:
+        """Prefill has said what a turn was made of. `asked`: it was to read back."""
+        if report is None:
+            return
+        for source, tokens in (
+            ("local", report.local_tokens),
+            ("returned", report.returned_tokens),
+            ("computed", report.computed_tokens),
+        ):
+            self.tokens.labels(source).inc(tokens)
+        if asked and not report.returned_tokens:
+            self.missed(report.reason)
+
     def missed(self, reason: str | None) -> None:
         """A handle brought nothing back. Engines name the reason; what they call it is bounded in number."""
         reason = reason or "unknown"
@@ -78,9 +96,9 @@ class Metrics:
             self._miss_reasons.add(reason)
         self._misses.labels(reason).inc()
 
-    def observe(self, fleet: Fleet, table: LineageTable) -> None:
-        """Let a scrape show the engines and the table as they are then."""
-        self.registry.register(_State(fleet, table))
+    def observe(self, fleet: Fleet, table: LineageTable, store: MemoryStore) -> None:
+        """Let a scrape show the engines, the table and the stored responses as they are then."""
+        self.registry.register(_State(fleet, table, store))
 
     def text(self) -> bytes:
         """Prometheus' text format."""
@@ -91,9 +109,10 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, fleet: Fleet, table: LineageTable) -> None:
+    def __init__(self, fleet: Fleet, table: LineageTable, store: MemoryStore) -> None:
         self._fleet = fleet
         self._table = table
+        self._store = store
 
     def collect(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
@@ -111,5 +130,7 @@ class _State(Collector):
             ("turns", "Turns that can be found", len(self._table)),
             ("turn_keys", "Prefixes and names that lead to them", self._table.key_count),
             ("turn_bytes", "Estimate of their memory", self._table.used_bytes),
+            ("responses", "Responses that can be gone on from", len(self._store)),
+            ("response_bytes", "Estimate of their memory", self._store.used_bytes),
         ):
             yield GaugeMetricFamily(f"kvloop_router_{name}", what, value=value)

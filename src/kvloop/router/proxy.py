@@ -11,15 +11,15 @@ from collections.abc import Collection
 from functools import partial
 
 from kvloop.core.decision import Route
-from kvloop.core.report import TurnReport
 from kvloop.router.belief import Beliefs
 from kvloop.router.config import RouterConfig
-from kvloop.router.conversations import Conversations, Lookup
+from kvloop.router.conversations import Conversations
 from kvloop.router.engine import Engine
 from kvloop.router.explain import Explanations
 from kvloop.router.fleet import Fleet
 from kvloop.router.headers import REQUEST_ID, forwarded, hop, request_id, returned
 from kvloop.router.metrics import Metrics
+from kvloop.router.opening import Opened, Opening
 from kvloop.router.relay import StreamRelay
 from kvloop.router.request import Request
 from kvloop.router.response import Response
@@ -27,18 +27,15 @@ from kvloop.router.retain import without_retention
 from kvloop.router.run import Run
 from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn
 from kvloop.router.upstream import EngineFailureError, Head
-from kvloop.wire.ending import ending_of_answer
+from kvloop.wire.answers import read_answer, stream_filter
 from kvloop.wire.openai import (
     ALONE,
     Endpoint,
-    Generation,
-    RequestError,
     decode_body,
     prefill_body,
-    read_generation,
     read_prefill_answer,
-    take_handle,
 )
+from kvloop.wire.refusal import RequestError
 from kvloop.wire.report import read_report
 
 logger = logging.getLogger("kvloop.router")
@@ -50,13 +47,19 @@ class Proxy:
     """Serves the generation endpoints."""
 
     def __init__(
-        self, config: RouterConfig, fleet: Fleet, conversations: Conversations, metrics: Metrics
+        self,
+        config: RouterConfig,
+        fleet: Fleet,
+        conversations: Conversations,
+        metrics: Metrics,
+        opening: Opening,
     ) -> None:
         self._config = config
         self._fleet = fleet
         self._conversations = conversations
         self._metrics = metrics
         self._beliefs = Beliefs()
+        self._opening = opening
         self._loop = asyncio.get_running_loop()
         self.explanations = Explanations(config.choice.explain_log_every)
 
@@ -64,13 +67,18 @@ class Proxy:
         """Answer one request, whatever it takes."""
         identifier = request_id(request)
         response.headers.append((REQUEST_ID, identifier))
+        lines = forwarded(request, identifier)
         try:
-            generation = read_generation(endpoint, request.body)
-            lookup = self._conversations.look_up(request, generation)
+            opened = await self._opening.open(endpoint, request, self._fleet.decode, lines)
         except RequestError as error:
             response.send_error(error.status, str(error), error.param, error.code)
             return
-        run = self._run(identifier, request, response, generation, lookup)
+        try:
+            await self._serve(self._run(identifier, request, response, opened, lines))
+        finally:
+            self._opening.close(opened)
+
+    async def _serve(self, run: Run) -> None:
         try:
             step: Step | None = run.turn.start()
             while step is not None:
@@ -87,16 +95,12 @@ class Proxy:
         finally:
             run.progress.close(self._fleet.clock_ns())
             self._end_use(run)
-        self._metrics.answered(run.turn.route, response.status)
+        self._metrics.answered(run.turn.route, run.response.status)
 
     def _run(
-        self,
-        identifier: bytes,
-        request: Request,
-        response: Response,
-        generation: Generation,
-        lookup: Lookup,
+        self, identifier: bytes, request: Request, response: Response, opened: Opened, lines: bytes
     ) -> Run:
+        generation, lookup = opened.generation, opened.lookup
         match = lookup.match if self._config.return_enabled else None
         self._metrics.found.labels(match.by if match else "none").inc()
         if lookup.gap_ns is not None:
@@ -104,21 +108,21 @@ class Proxy:
         if generation.alone:
             self._metrics.alone.labels(generation.alone).inc()
         ask = self._beliefs.ask(generation, match)
-        ways = [] if generation.alone else self._fleet.choose(ask)
+        suits = partial(self._opening.suits, opened)
+        ways = [] if generation.alone else self._fleet.choose(ask, suits)
         progress = self._fleet.progress(ask)
 
         def choose_prefill(excluded: Collection[str]) -> str | None:
-            return self._fleet.choose_prefill(progress.ask, excluded)
+            return self._fleet.choose_prefill(progress.ask, excluded, suits)
 
         def choose_decode(prefill: str | None, excluded: Collection[str], last_resort: bool) -> str | None:
-            return self._fleet.choose_decode(progress.ask, prefill, excluded, last_resort)
+            return self._fleet.choose_decode(progress.ask, prefill, excluded, last_resort, suits)
 
         return Run(
             request_id=identifier,
             request=request,
             response=response,
-            generation=generation,
-            lookup=lookup,
+            opened=opened,
             believed=ask,
             ways=ways,
             turn=Turn(
@@ -128,7 +132,7 @@ class Proxy:
                 ways[0] if ways else None,
             ),
             progress=progress,
-            lines=forwarded(request, identifier),
+            lines=lines,
             began_ns=self._fleet.clock_ns(),
             use=self._conversations.use(lookup),
         )
@@ -161,7 +165,7 @@ class Proxy:
             return run.turn.prefill_failed(Failure.ANSWERED)
         run.report = read_report(handover, step.handle is not None)
         run.progress.prefilled(run.report, self._fleet.clock_ns())
-        self._count(run.report, asked=step.handle is not None)
+        self._metrics.prefilled(run.report, asked=step.handle is not None)
         return run.turn.prefilled(handover, run.report.returned_tokens if run.report else None)
 
     async def _decode(self, run: Run, step: AskDecode) -> Step | None:
@@ -182,9 +186,14 @@ class Proxy:
                             exchange.connection,
                             run.response,
                             returned(exchange.head),
-                            self._config.limits.max_event_bytes,
+                            stream_filter(
+                                run.generation.endpoint,
+                                self._config.limits.max_event_bytes,
+                                run.opened.previous_id,
+                            ),
                             partial(self._before_first_event, run),
                             partial(self._file, run, engine),
+                            partial(self._opening.keep, run.opened),
                         )
                         if not await relay.run():
                             self._metrics.cut.labels("engine").inc()
@@ -202,9 +211,11 @@ class Proxy:
             self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
             run.refused = (head, answer)
             return run.turn.decode_failed(Failure.ANSWERED)
-        answer, handle = take_handle(answer)
+        answer, handle, ending = read_answer(run.generation.endpoint, answer, run.opened.previous_id)
+        if head.status == 200:
+            self._opening.keep(run.opened, answer)
         if handle is not None:
-            self._file(run, engine, handle, ending_of_answer(answer))
+            self._file(run, engine, handle, ending)
         self._before_first_byte(run)
         run.response.send(head.status, returned(head), answer)
         self._over(run)
@@ -271,20 +282,9 @@ class Proxy:
             self._loop.call_soon(self._file_now, run, handle, engine.url, ending)
 
     def _file_now(self, run: Run, handle: bytes, engine: str, ending: str) -> None:
-        if self._conversations.file(run.lookup, handle, engine, ending, run.progress.prompt):
+        lookup, prompt = run.lookup, run.progress.prompt
+        if self._conversations.file(lookup, handle, engine, ending, prompt, run.opened.response_id):
             self._metrics.filed.inc()
-
-    def _count(self, report: TurnReport | None, asked: bool) -> None:
-        if report is None:
-            return
-        for source, tokens in (
-            ("local", report.local_tokens),
-            ("returned", report.returned_tokens),
-            ("computed", report.computed_tokens),
-        ):
-            self._metrics.tokens.labels(source).inc(tokens)
-        if asked and not report.returned_tokens:
-            self._metrics.missed(report.reason)
 
 
 def _status_kind(status: int) -> str:

@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 from kvloop.router.response import Headers, Response
 from kvloop.router.upstream import EngineConnection, EngineFailureError
-from kvloop.wire.openai import error_body
 from kvloop.wire.sse import HandleFilter
 
 
 class StreamRelay:
     """The sink between one exchange and one response. `done` tells whether the stream was whole.
 
+    `taken_out`: the endpoint's filter, fresh.
     `on_first` is called before the first byte goes out, `on_handle` with every handle that is taken out and
-    how the answer ended, before the client can know that it is over. `done` raises EngineFailureError if not
-    a byte has gone out.
+    how the answer ended, before the client can know that it is over; before that, `on_last` with the object
+    that ended it. `done` raises EngineFailureError if not a byte has gone out.
     """
 
     def __init__(
@@ -27,18 +27,21 @@ class StreamRelay:
         connection: EngineConnection,
         response: Response,
         headers: Headers,
-        max_event_bytes: int,
+        taken_out: HandleFilter,
         on_first: Callable[[], None],
         on_handle: Callable[[bytes, str], None],
+        on_last: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._connection = connection
         self._response = response
         self._headers = headers
-        self._filter = HandleFilter(max_event_bytes)
+        self._filter = taken_out
         self._on_first = on_first
         self._on_handle = on_handle
+        self._on_last = on_last
         self._handle: bytes | None = None
+        self._last: bytes | None = None
 
     async def run(self) -> bool:
         """Take the whole stream. False if it broke off."""
@@ -75,6 +78,10 @@ class StreamRelay:
             self.done.set_exception(error)
 
     def _pass(self, data: bytes) -> None:
+        if self._filter.last is not self._last:
+            self._last = self._filter.last
+            if self._last is not None:
+                self._on_last(self._last)
         if self._filter.handle != self._handle:
             self._handle = self._filter.handle
             if self._handle is not None:
@@ -95,7 +102,7 @@ class StreamRelay:
         """
         if not self._response.started:
             self._start()
-        self._response.write(b"\ndata: " + error_body(why, "server_error") + b"\n\n")
+        self._response.write(b"\n" + self._response.shape.event(why))
         self._response.keep_alive = False
         self._response.finish()
         self.done.set_result(False)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
-from kvloop.wire.openai import error_body
+from kvloop.wire.refusal import OPENAI, Shape
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -22,12 +22,22 @@ def _nothing() -> None:
 
 
 class Response:
-    """The answer to one request. `headers` go out with it, whatever it turns out to be."""
+    """The answer to one request. `headers` go out with it, whatever it turns out to be.
+
+    `shape`: how its errors are written.
+    """
 
     def __init__(
-        self, transport: asyncio.Transport, *, head_only: bool, http10: bool, keep_alive: bool
+        self,
+        transport: asyncio.Transport,
+        *,
+        head_only: bool,
+        http10: bool,
+        keep_alive: bool,
+        shape: Shape = OPENAI,
     ) -> None:
         self.headers: Headers = []
+        self.shape = shape
         self.keep_alive = keep_alive
         self.started = False
         self.finished = False
@@ -58,16 +68,18 @@ class Response:
         code: str | None = None,
         headers: Headers | None = None,
     ) -> None:
-        """An error in OpenAI's shape."""
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        self.send_json(status, error_body(message, kind, param, code), headers)
+        """An error, in the API's shape."""
+        self.send_json(status, self.shape.body(status, message, param, code), headers)
 
-    def start(self, status: int, headers: Headers) -> None:
-        """The head of a stream."""
-        self._chunked = not self._http10
-        if self._http10:
-            self.keep_alive = False
-        framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        """The head of a stream. `length`: of its body, where that is known."""
+        framing: Headers = []
+        if length is not None:
+            framing = [(b"content-length", b"%d" % length)]
+        elif status not in (204, 304):
+            self._chunked = not self._http10
+            self.keep_alive = self.keep_alive and not self._http10
+            framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
         self._transport.write(self._head(status, headers + framing))
 
     def write(self, data: bytes) -> None:

@@ -7,6 +7,7 @@ from kvloop.core.progress import Progress
 from kvloop.core.report import TurnReport
 from kvloop.router.conversations import Lookup
 from kvloop.router.leases import LeaseUse
+from kvloop.router.opening import Opened
 from kvloop.router.request import Request
 from kvloop.router.response import Response
 from kvloop.router.turn import Turn
@@ -23,8 +24,7 @@ class Run:
     request_id: bytes
     request: Request
     response: Response
-    generation: Generation
-    lookup: Lookup
+    opened: Opened
     believed: Ask
     ways: list[Option]
     turn: Turn
@@ -37,6 +37,16 @@ class Run:
     first_ns: int = 0
     refused: tuple[Head, bytes] | None = field(default=None)
     why: str = ""
+
+    @property
+    def generation(self) -> Generation:
+        """What the client asked for."""
+        return self.opened.generation
+
+    @property
+    def lookup(self) -> Lookup:
+        """What it goes on from."""
+        return self.opened.lookup
 
     @property
     def way(self) -> Option | None:

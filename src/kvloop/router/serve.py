@@ -32,9 +32,14 @@ from kvloop.router.engine import Engine
 from kvloop.router.fleet import Fleet
 from kvloop.router.heartbeat import renewing
 from kvloop.router.metrics import Metrics
+from kvloop.router.models import Models
+from kvloop.router.opening import Opening
+from kvloop.router.passing import Passing
 from kvloop.router.policies import load_policy
 from kvloop.router.proxy import Proxy
 from kvloop.router.request import BodyBudget
+from kvloop.router.responses import Responses
+from kvloop.router.store import MemoryStore
 
 LINEAGE_KEY_BYTES = 32
 LISTEN_BACKLOG = 2048
@@ -106,13 +111,22 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
             time.monotonic_ns,
             leases,
         )
-        metrics.observe(fleet, conversations.table)
-        proxy = Proxy(config, fleet, conversations, metrics)
-        app = App(proxy, fleet)
-        service = Service(app, config.limits, config.timeouts, BodyBudget(config.limits.max_buffered_bytes))
+        store = _store(config)
+        metrics.observe(fleet, conversations.table, store)
+        models = Models(fleet.engines, config.models_interval_s)
+        budget = BodyBudget(config.limits.max_buffered_bytes)
+        responses = Responses(store, conversations, budget, config.limits.max_body_bytes)
+        opening = Opening(conversations, models, responses)
+        proxy = Proxy(config, fleet, conversations, metrics, opening)
+        app = App(proxy, Passing(config, fleet, models, metrics), fleet, models, responses)
+        service = Service(app, config.limits, config.timeouts, budget)
         admin = admin_app(fleet, conversations, metrics, proxy.explanations)
         try:
-            async with _public(config, service) as (server, port), _admin(config, admin) as admin_port:
+            async with (
+                models.watching(),
+                _public(config, service) as (server, port),
+                _admin(config, admin) as admin_port,
+            ):
                 yield Ports(port, admin_port)
                 server.close()
                 await _drain(service, config.timeouts.drain_timeout_s, hurry)
@@ -120,6 +134,11 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
             for connection in list(service.connections):
                 connection.abort()
             fleet.close()
+
+
+def _store(config: RouterConfig) -> MemoryStore:
+    limits, age_ns = config.limits, int(config.timeouts.response_age_s * 1e9)
+    return MemoryStore(limits.max_responses, limits.max_response_bytes, age_ns, time.monotonic_ns)
 
 
 def _fleet(config: RouterConfig) -> Fleet:

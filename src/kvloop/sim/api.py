@@ -30,7 +30,7 @@ from kvloop.sim.metrics import Metrics
 from kvloop.sim.outcome import Choice, Usage, answer_count
 from kvloop.sim.request import Finished, Handover, Reason, Request, Sampled
 from kvloop.sim.responses import Responses
-from kvloop.wire.openai import RequestError, error_body
+from kvloop.wire.refusal import RequestError, error_body
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

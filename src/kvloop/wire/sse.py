@@ -1,6 +1,7 @@
 """Decode's handle, taken out of a stream of server-sent events; everything else passes byte for byte.
 
-vLLM writes each event as one line, `data: {...}`, and a blank one. The handle comes in one of two ways:
+vLLM writes each event as one line, `data: {...}`, and a blank one (Anthropic's have a line more, which names
+them). The handle comes in one of two ways:
 
     data: {"object":"kvloop.handle","choices":[],"kv_transfer_params":{...}}     vLLM 0.32 and kvloop's plugin
     data: {"id":...,"choices":[...],"kv_transfer_params":{...}}                  vLLM 0.33, once per choice
@@ -15,8 +16,9 @@ import re
 
 import msgspec
 
-from kvloop.wire.ending import STOP, ending_of_events
-from kvloop.wire.openai import HANDOVER_FIELD, without_member
+from kvloop.wire.ending import FINISH_REASON, STOP, Spelling, ending_of_events
+from kvloop.wire.members import Fields, is_object, without_member
+from kvloop.wire.openai import HANDOVER_FIELD
 
 HANDLE_OBJECT = "kvloop.handle"
 _KEY = b'"kv_transfer_params"'
@@ -28,15 +30,18 @@ class HandleFilter:
     """Takes the handle out of one stream. `handle` is the last one seen, as the bytes of a JSON object.
 
     `ending`: how the answer ended, as far as it has come; known at the latest when the handle is.
+    `last`: the object that ended the answer, in an API that has one; where it is to be had.
     `overlong`: the line under way is longer than the bound, and the stream cannot be used any further.
     """
 
-    def __init__(self, max_event_bytes: int) -> None:
-        """`max_event_bytes` bounds what is held back: the longest line."""
+    def __init__(self, max_event_bytes: int, spelling: Spelling = FINISH_REASON) -> None:
+        """`max_event_bytes` bounds what is held back: the longest line. `spelling`: of an ending."""
         self.handle: bytes | None = None
         self.ending = STOP
+        self.last: bytes | None = None
         self.overlong = False
         self._max_event_bytes = max_event_bytes
+        self._spelling = spelling
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._drop_blank = False
@@ -69,29 +74,40 @@ class HandleFilter:
         self.overlong = self._held_bytes > self._max_event_bytes
 
     def _passed(self, lines: bytes) -> bytes:
-        self.ending = ending_of_events(lines) or self.ending
-        if not self._drop_blank and (_KEY not in lines or _HANDLE.search(lines) is None):
+        self.ending = ending_of_events(lines, self._spelling) or self.ending
+        if not self._drop_blank and not self._worth_reading(lines):
             return lines
         return b"".join([self._line(line) for line in lines.splitlines(keepends=True)])
+
+    def _worth_reading(self, lines: bytes) -> bool:
+        """Whether something in these lines has to be decoded."""
+        return _KEY in lines and _HANDLE.search(lines) is not None
 
     def _line(self, line: bytes) -> bytes:
         if self._drop_blank:
             self._drop_blank = False
             if not line.strip(b"\r\n"):
                 return b""
-        if not line.startswith(_PREFIX) or _HANDLE.search(line) is None:
+        if not line.startswith(_PREFIX) or not self._worth_reading(line):
             return line
         event = line[len(_PREFIX) :].strip(b" \r\n")
         try:
             fields = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return line
-        raw = bytes(fields.get(HANDOVER_FIELD, b""))
-        if not raw.startswith(b"{"):
-            return line
-        self.handle = raw
-        if bytes(fields.get("object", b"")) == b'"%s"' % HANDLE_OBJECT.encode():
+        kept = self._event(event, fields)
+        if kept is None:
             self._drop_blank = True
             return b""
         start = line.index(event)
-        return line[:start] + without_member(event, fields) + line[start + len(event) :]
+        return line[:start] + kept + line[start + len(event) :]
+
+    def _event(self, event: bytes, fields: Fields) -> bytes | None:
+        """An event's JSON as it goes on, None for one that does not."""
+        raw = fields.get(HANDOVER_FIELD)
+        if raw is None or not is_object(raw):
+            return event
+        self.handle = bytes(raw)
+        if bytes(fields.get("object", b"")) == b'"%s"' % HANDLE_OBJECT.encode():
+            return None
+        return without_member(event, fields, HANDOVER_FIELD)
