@@ -5,6 +5,8 @@ import socket
 import struct
 from typing import Any
 
+import pytest
+
 from kvloop.router.config import Limits, Timeouts
 from tests.router.fake_engine import (
     DONE,
@@ -133,33 +135,38 @@ async def test_half_closed_client_is_gone() -> None:
         await router.decode[0].cancelled.wait()
 
 
-@in_loop
-async def test_slow_client_stops_the_engine() -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/audio/transcriptions"])
+def test_slow_client_stops_the_engine(path: str) -> None:
     """While a client reads nothing, the engine stands still and the router holds little; then all arrives."""
-    size, count = 64 * 1024, 400
-    piece = b"data: " + b"x" * (size - 8) + b"\n\n"
-    written = 0
 
-    class Counting(list[Any]):
-        def __iter__(self) -> Any:
-            nonlocal written
-            for one in super().__iter__():
-                yield one
-                written += 1
+    @in_loop
+    async def run() -> None:
+        size, count = 64 * 1024, 400
+        piece = b"data: " + b"x" * (size - 8) + b"\n\n"
+        written = 0
 
-    plan = lambda _: Answer(content_type="text/event-stream", pieces=Counting([piece] * count))  # noqa: E731
-    async with stack(decode=[plan]) as router, raw_client(router.port) as client:
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        client.send(post(STREAM))
-        await until(lambda: written > 10)
-        before = -1
-        while written != before:
-            before = written
-            await asyncio.sleep(0.1)
-        assert written < count  # 25 MB are more than all the sockets' buffers on the way
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        _, _, body = await client.answer()
-        assert len(body) == size * count
+        class Counting(list[Any]):
+            def __iter__(self) -> Any:
+                nonlocal written
+                for one in super().__iter__():
+                    yield one
+                    written += 1
+
+        plan = lambda _: Answer(content_type="text/event-stream", pieces=Counting([piece] * count))  # noqa: E731
+        async with stack(decode=[plan]) as router, raw_client(router.port) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.send(post({**STREAM, "max_tokens": 9}, path))
+            await until(lambda: written > 10)
+            before = -1
+            while written != before:
+                before = written
+                await asyncio.sleep(0.1)
+            assert written < count  # 25 MB are more than all the sockets' buffers on the way
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            _, _, body = await client.answer()
+            assert len(body) == size * count
+
+    run()
 
 
 @in_loop
