@@ -41,7 +41,9 @@ async def test_two_hops() -> None:
         streamed = await ask(router, [HELLO, A1, MORE], stream=True)
         assert streamed.content == b"".join([one for one in events("message_stream") if b"kvloop" not in one])
         await ask(router, [HELLO, A1, MORE, A1, MORE])
-        assert handles(router) == [None, "h1", "h2"]
+        again = {"model": "tiny", "max_tokens": 64, "messages": [HELLO, A1, MORE, A1, MORE]}
+        assert (await router.client.post(f"{PATH}?beta=true", json=again)).status_code == 200
+        assert handles(router) == [None, "h1", "h2", "h3"]
 
 
 @in_loop

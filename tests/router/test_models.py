@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from kvloop.router.models import Models
 from tests.router.fake_engine import Answer, Asked, Plan, decode_plan, json_answer, prefill_plan
 from tests.router.harness import HELLO, Stack, in_loop, stack
 
@@ -154,3 +155,12 @@ async def test_routes_of_one_hop() -> None:
         heard = await router.client.post("/v1/audio/transcriptions", **form)  # type: ignore[arg-type]
         assert heard.json() == {"text": "hm"}
         assert len(router.decode[1].generations()) == 4
+
+
+@in_loop
+async def test_no_engine_is_not_the_model_s_fault() -> None:
+    """Whoever has no engine at all says that, and not that there is no such model."""
+    models = Models(list, NEVER_S)
+    assert await models.is_served("any", (), b"")
+    assert await models.is_served("any", ("http://127.0.0.1:1",), b"")
+    assert models.serves("http://127.0.0.1:1", "any")

@@ -35,16 +35,13 @@ class Models:
         served = self._served.get(engine_url)
         return served is None or model in served
 
-    def excluded(self, model: str) -> frozenset[str]:
-        """The engines that are known not to serve it, by URL."""
-        return frozenset([url for url, served in self._served.items() if model not in served])
-
     async def is_served(self, model: str, engine_urls: Collection[str], lines: bytes) -> bool:
         """Whether one of these engines serves a model; where none is known to, they are asked first.
 
-        `lines`: the headers of the request that wants to know, for engines that want a key.
+        Where there is no engine at all, that is not the model's fault: true. `lines`: the headers of the
+        request that wants to know, for engines that want a key.
         """
-        if any(self.serves(url, model) for url in engine_urls) or not self._interval_s:
+        if not engine_urls or any(self.serves(url, model) for url in engine_urls) or not self._interval_s:
             return True
         loop = asyncio.get_running_loop()
         if self._reading is None and loop.time() - self._read_s >= REREAD_MIN_S:
