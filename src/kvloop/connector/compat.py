@@ -33,7 +33,6 @@ from functools import cache
 from typing import Any
 
 import vllm
-from vllm.entrypoints.anthropic.protocol import AnthropicStreamEvent
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequestType
@@ -64,7 +63,12 @@ def streams_carry_handle() -> bool:
 
 def messages_carry_handle() -> bool:
     """Whether vLLM itself puts the handle on streamed answers of the Messages API. 0.32 does not; the field
-    says so of any other, for its writer drops what its events have no field for."""
+    says so of any other, for its writer drops what its events have no field for.
+
+    Asked for in the API server alone: no other process has a use for its modules.
+    """
+    from vllm.entrypoints.anthropic.protocol import AnthropicStreamEvent
+
     return HANDOVER_FIELD in AnthropicStreamEvent.model_fields
 
 
