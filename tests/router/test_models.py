@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
+from kvloop.router.engine import Engine
 from kvloop.router.models import Models
 from tests.router.fake_engine import Answer, Asked, Plan, decode_plan, json_answer, prefill_plan
-from tests.router.harness import HELLO, Stack, in_loop, stack
+from tests.router.harness import HELLO, Stack, in_loop, stack, until
 
 NEVER_S = 3600.0  # the interval does not come round in a test
 
@@ -164,3 +165,17 @@ async def test_no_engine_is_not_the_model_s_fault() -> None:
     assert await models.is_served("any", (), b"")
     assert await models.is_served("any", ("http://127.0.0.1:1",), b"")
     assert models.serves("http://127.0.0.1:1", "any")
+
+
+@in_loop
+async def test_a_failure_of_its_own_does_not_end_the_watch() -> None:
+    """The next reading comes all the same."""
+    asked = 0
+
+    def engines() -> list[Engine]:
+        nonlocal asked
+        asked += 1
+        raise RuntimeError("a bug")
+
+    async with Models(engines, 0.001).watching():
+        await until(lambda: asked > 2)

@@ -8,12 +8,15 @@ not answer keeps the list that it had: what is not known must not keep a request
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
 from kvloop.router.engine import Engine
 from kvloop.router.headers import hop
 from kvloop.router.upstream import EngineFailureError, Head
 from kvloop.wire.models import listed_models
+
+logger = logging.getLogger("kvloop.router")
 
 TIMEOUT_S = 5.0
 MAX_BYTES = 4 * 1024 * 1024
@@ -76,7 +79,10 @@ class Models:
 
     async def _watch(self) -> None:
         while self._interval_s:
-            await self.read(b"")
+            try:
+                await self.read(b"")
+            except Exception:
+                logger.exception("the engines' models could not be read")
             await asyncio.sleep(self._interval_s)
 
     async def _reread(self, lines: bytes) -> None:
