@@ -22,9 +22,6 @@ from kvloop.sim.fleet.world import World
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)
 CONVERSATIONS_PER_ENGINE = 20
 MAX_CONVERSATIONS = 1500
-MAX_CANDIDATES = (
-    8_000_000  # conversations times engines: each choice looks at every engine, and a turn makes two
-)
 T = TypeVar("T")
 
 
@@ -48,6 +45,8 @@ def plan_of(engines: int, conversations: int) -> Plan:
     return replace(
         AS_DELIVERED,
         seed=engines,
+        policy="kv",
+        append_tokens=1024,
         prefill=engines // 2,
         decode=engines - engines // 2,
         block_tokens=64,
@@ -81,7 +80,7 @@ def run_through(world: World) -> None:
 
 def measure(engines: int) -> Size:
     """One run."""
-    wanted = min(MAX_CONVERSATIONS, CONVERSATIONS_PER_ENGINE * engines, MAX_CANDIDATES // engines)
+    wanted = min(MAX_CONVERSATIONS, CONVERSATIONS_PER_ENGINE * engines)
     world = World(plan_of(engines, wanted), RouterTurn, checkers=(), traced=False)
     router, people = world.routers[0], world.people
     finds, chooses = Stopwatch(), Stopwatch()
