@@ -42,12 +42,12 @@ def _engine(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, li
 
 
 def _route(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
-    from kvloop.router import config, serve
+    from kvloop.router import flags, serve
 
-    config.add_arguments(parser)
+    flags.add_arguments(parser)
 
     def run(args: argparse.Namespace, _: list[str]) -> int:
-        serve.run(config.from_args(args))
+        serve.run(flags.from_args(args))
         return 0
 
     return run

@@ -7,15 +7,8 @@ import pytest
 
 from kvloop.core.keeper import KeeperTimes
 from kvloop.errors import UserError
-from kvloop.router.config import (
-    LeasePolicy,
-    Leases,
-    Limits,
-    RouterConfig,
-    Timeouts,
-    add_arguments,
-    from_args,
-)
+from kvloop.router.config import Health, LeasePolicy, Leases, Limits, RouterConfig, Timeouts
+from kvloop.router.flags import add_arguments, from_args
 from kvloop.router.heartbeat import keeper_of
 
 S = 1_000_000_000
@@ -97,6 +90,9 @@ def test_everything_said() -> None:
         (("--decode", "http://d", "--max-leases", "0"), "--max-leases"),
         (("--decode", "http://d", "--break-even-s", "0"), "--break-even-s"),
         (("--decode", "http://d", "--renew-interval-s", "0"), "--renew-interval-s"),
+        (("--decode", "http://d", "--probe-fall", "0"), "--probe-fall"),
+        (("--decode", "http://d", "--breaker-ratio", "1.1"), "--breaker-ratio"),
+        (("--decode", "http://u:p@d"), "base URL"),
         (("--decode", "http://d", "--lease-term-s", "20"), "--lease-term-s"),
         (("--decode", "http://d", "--lease-term-s", "1e9"), "--lease-term-s"),
         (("--decode", "http://d", "--lease-term-s", "nan"), "--lease-term-s"),
@@ -113,7 +109,7 @@ def test_every_bound_has_a_flag() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     said = parser.format_help()
-    for group in (Leases, Limits, Timeouts):
+    for group in (Leases, Limits, Timeouts, Health):
         for bound in fields(group):
             assert f"--{bound.name.replace('_', '-')}" in said
 

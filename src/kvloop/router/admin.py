@@ -14,8 +14,10 @@ from starlette.routing import Route
 
 from kvloop.core.lineage import CONTENT
 from kvloop.router.conversations import Conversations
+from kvloop.router.engine_admin import engine_routes
 from kvloop.router.explain import Explanations
 from kvloop.router.fleet import Fleet
+from kvloop.router.membership import Membership
 from kvloop.router.metrics import Metrics
 
 LIST_MAX_TURNS = 1000
@@ -26,14 +28,19 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 def admin_app(
-    fleet: Fleet, conversations: Conversations, metrics: Metrics, explanations: Explanations
+    fleet: Fleet,
+    conversations: Conversations,
+    metrics: Metrics,
+    explanations: Explanations,
+    membership: Membership,
 ) -> Starlette:
-    """The routes: `/metrics`, `/health`, `/decisions/{request id}`, `/conversations` and
+    """The routes: `/metrics`, `/health`, `/engines...`, `/decisions/{request id}`, `/conversations` and
     `/conversations/{kind}/{id}`."""
     return Starlette(
         routes=[
             Route("/metrics", _metrics(metrics)),
             Route("/health", _health(fleet)),
+            *engine_routes(membership),
             Route("/decisions/{request_id:path}", _explain(explanations)),
             Route("/conversations", _list(conversations)),
             Route("/conversations/{kind}/{value:path}", _forget(conversations), methods=["DELETE"]),
@@ -52,7 +59,7 @@ def _health(fleet: Fleet) -> Answer:
     async def answer(_: Request) -> Response:
         engines = [
             {
-                "url": engine.url,
+                "url": engine.name,
                 "role": engine.role,
                 "available": fleet.is_available(engine),
                 "in_flight": engine.in_flight,

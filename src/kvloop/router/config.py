@@ -1,13 +1,11 @@
-"""What a router is told at its start, and the flags that say it. Nothing else configures it."""
+"""What a router is told at its start. Nothing else configures it; its flags are in `router.flags`."""
 
-import argparse
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from urllib.parse import urlsplit
 
-from kvloop.core.policy import POLICIES
 from kvloop.core.returns import DEFAULT_BREAK_EVEN_NS
 from kvloop.errors import UserError
+from kvloop.router.target import check_url
 from kvloop.wire.control import MAX_TERM_MS
 
 _MIB = 1 << 20
@@ -69,6 +67,21 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Health:
+    """When an engine is left out, and how it comes back. See `core.breaker` and `core.probing`."""
+
+    breaker_failures: int = 5  # in a row, of those that may be the requests' own fault
+    breaker_ratio: float = 0.5  # of the hops within the window, once there are 20
+    breaker_window_s: float = 10.0
+    breaker_backoff_max_s: float = 8.0  # an engine that is back is found within this
+    probe_interval_s: float = 5.0
+    probe_timeout_s: float = 2.0
+    probe_fall: int = 3  # one lost packet takes nobody out
+    probe_rise: int = 2
+    slow_start_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Engines' base URLs, where to listen, and how to behave. UserError for what cannot work."""
 
@@ -86,16 +99,19 @@ class RouterConfig:
     leases: Leases = field(default_factory=Leases)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    health: Health = field(default_factory=Health)
 
     def __post_init__(self) -> None:
         if not self.decode:
             raise UserError("at least one --decode URL is needed")
         for url in (*self.prefill, *self.decode):
             check_url(url)
-        for group in (self.limits, self.timeouts):
+        for group in (self.limits, self.timeouts, self.health):
             for bound in fields(group):
                 if getattr(group, bound.name) <= 0:
                     raise UserError(f"--{bound.name.replace('_', '-')} must be positive")
+        if self.health.breaker_ratio > 1:
+            raise UserError("--breaker-ratio must be at most 1")
         if min(self.prefill_timeout_s, self.retention_s) <= 0:
             raise UserError("--prefill-timeout-s and --retention-s must be positive")
         if min(getattr(self.choice, bound.name) for bound in fields(Choice) if bound.name != "policy") < 0:
@@ -104,167 +120,3 @@ class RouterConfig:
             raise UserError("--max-leases and --break-even-s must be positive")
         if not 0 < self.leases.renew_interval_s < self.leases.lease_term_s <= MAX_TERM_MS / 1000:
             raise UserError("--renew-interval-s must be positive, and shorter than --lease-term-s")
-
-
-def check_url(url: str) -> None:
-    """UserError unless `url` is `http(s)://host[:port]`."""
-    try:
-        parts = urlsplit(url)
-        named = bool(parts.hostname) and (parts.port is None or 0 < parts.port < 65536)
-    except ValueError:
-        named = False
-    if not named or parts.scheme not in ("http", "https") or parts.path not in ("", "/") or parts.query:
-        raise UserError(f"{url!r} is not an engine's base URL, like http://127.0.0.1:8100")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The router's flags."""
-    default = RouterConfig(decode=("http://localhost",))
-    parser.add_argument(
-        "--prefill",
-        metavar="URL",
-        action="append",
-        default=[],
-        help="a prefill engine; repeat for more (without any, decode computes all, and nothing returns)",
-    )
-    parser.add_argument(
-        "--decode", metavar="URL", action="append", default=[], help="a decode engine; repeat for more"
-    )
-    parser.add_argument("--host", default=default.host, help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=int, default=default.port, help="port to listen on (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--admin-host",
-        default=default.admin_host,
-        help="address of metrics and conversations (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--admin-port",
-        type=int,
-        default=default.admin_port,
-        help="port of metrics and conversations (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--return",
-        dest="return_mode",
-        choices=("on", "off"),
-        default="on",
-        help="read earlier turns back from decode, or compute every prompt on prefill (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tenant-header",
-        metavar="NAME",
-        default=default.tenant_header,
-        help="the request header that says whose conversations it may reuse (default: %(default)s)",
-    )
-    _add_bound(
-        parser,
-        "prefill_timeout_s",
-        default.prefill_timeout_s,
-        "for a prompt's prefill before another way is taken",
-    )
-    _add_bound(parser, "retention_s", default.retention_s, "a handle's life; decode's decoder_kv_blocks_ttl")
-    _add_choice(parser, default.choice)
-    _add_leases(parser, default.leases)
-    for group in (default.timeouts, default.limits):
-        for bound in fields(group):
-            _add_bound(parser, bound.name, getattr(group, bound.name), _BOUND_HELP[bound.name])
-
-
-def _add_choice(parser: argparse.ArgumentParser, default: Choice) -> None:
-    parser.add_argument(
-        "--policy",
-        default=default.policy,
-        metavar="NAME",
-        help=f"{', '.join(POLICIES)}, or one's own as module:Class (default: %(default)s)",
-    )
-    for name, what in _CHOICE_HELP.items():
-        _add_bound(parser, name, getattr(default, name), what)
-
-
-def _add_leases(parser: argparse.ArgumentParser, default: Leases) -> None:
-    parser.add_argument(
-        "--secret-file",
-        metavar="FILE",
-        default=default.secret_file,
-        help="the engines' secret (see `kvloop keygen`); without it no lease is renewed",
-    )
-    parser.add_argument(
-        "--lease-policy",
-        choices=[policy.value for policy in LeasePolicy],
-        default=default.lease_policy.value,
-        help="renew a lease while a return is likely enough to pay, or to the end of its retention "
-        "(default: %(default)s)",
-    )
-    _add_bound(
-        parser, "lease_term_s", default.lease_term_s, "a lease lives after each renewal; decode's lease term"
-    )
-    _add_bound(parser, "renew_interval_s", default.renew_interval_s, "between two renewals of a lease")
-    _add_bound(
-        parser,
-        "break_even_s",
-        default.break_even_s,
-        "that holding a token's KV may last to cost as much as computing it; longer keeps more",
-    )
-    _add_bound(parser, "max_leases", default.max_leases, "leases that are renewed")
-
-
-def from_args(namespace: argparse.Namespace) -> RouterConfig:
-    """The config that the parsed flags describe. UserError for what cannot work."""
-    return RouterConfig(
-        prefill=tuple(namespace.prefill),
-        decode=tuple(namespace.decode),
-        host=namespace.host,
-        port=namespace.port,
-        admin_host=namespace.admin_host,
-        admin_port=namespace.admin_port,
-        return_enabled=namespace.return_mode == "on",
-        prefill_timeout_s=namespace.prefill_timeout_s,
-        retention_s=namespace.retention_s,
-        tenant_header=namespace.tenant_header.lower(),
-        choice=Choice(**{bound.name: getattr(namespace, bound.name) for bound in fields(Choice)}),
-        leases=Leases(
-            secret_file=namespace.secret_file,
-            lease_policy=LeasePolicy(namespace.lease_policy),
-            lease_term_s=namespace.lease_term_s,
-            renew_interval_s=namespace.renew_interval_s,
-            break_even_s=namespace.break_even_s,
-            max_leases=namespace.max_leases,
-        ),
-        limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
-        timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),
-    )
-
-
-_CHOICE_HELP = {
-    "append_max_tokens": "tokens of a turn that decode may compute by itself, 0 for none",
-    "append_budget_tokens": "such tokens under way at one decode engine",
-    "append_stall_weight": "what a second's standstill of an answer weighs against one of a first token",
-    "explain_log_every": "one decision of so many is logged, 0 for none",
-}
-_BOUND_HELP = {
-    "connect_timeout_s": "for a connection to an engine",
-    "client_timeout_s": "for a request to come in whole",
-    "keep_alive_s": "a client's connection is kept without a request",
-    "idle_timeout_s": "an answer may stand still",
-    "drain_timeout_s": "for answers under way when told to stop",
-    "max_connections": "clients' connections",
-    "max_header_bytes": "a request's line and headers; more is answered with 431",
-    "max_body_bytes": "a request's body; more is answered with 413",
-    "max_buffered_bytes": "all requests' bodies together; more is answered with 503",
-    "max_answer_bytes": "a JSON answer; more is answered with 502",
-    "max_event_bytes": "one event of a stream",
-    "max_conversation_keys": "message prefixes and names that are remembered",
-    "max_conversation_bytes": "memory for the conversations that are remembered",
-}
-
-
-def _add_bound(parser: argparse.ArgumentParser, name: str, default: float, what: str) -> None:
-    parser.add_argument(
-        f"--{name.replace('_', '-')}",
-        type=type(default),
-        default=default,
-        metavar="SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT",
-        help=f"{what} (default: %(default)s)",
-    )

@@ -1,16 +1,41 @@
-"""All engines, and what the router's choices go by: `core.placement`, with the engines' state of health."""
+"""All engines, and what the router's choices go by: `core.placement`, with the engines' state of health.
+
+Whoever changes the fleet (`router.membership`) does so between awaits; whoever asks an engine that was chosen
+before an await looks it up again, and may find that it has left. An engine that leaves is in no choice any
+more, but finishes what it has.
+"""
 
 from collections.abc import Callable, Collection, Sequence
+from enum import StrEnum
 
 from kvloop.core.decision import DECODE, PREFILL, AppendLimits, Ask, Option
 from kvloop.core.placement import Eligible, Placement
 from kvloop.core.policy import Policy
 from kvloop.core.progress import Progress
 from kvloop.router.engine import Engine
+from kvloop.router.target import Role, Target
+
+_NS_PER_S = 1_000_000_000
+
+
+class FleetEvent(StrEnum):
+    """What can happen to an engine of the fleet. RESTARTED: it is another process than it was."""
+
+    JOINED = "joined"
+    LEAVING = "leaving"
+    LEFT = "left"
+    RESTARTED = "restarted"
+
+
+Listener = Callable[[FleetEvent, Engine], None]
 
 
 class Fleet:
-    """The engines by URL and role. `clock_ns`: monotonic."""
+    """All engines, by name. `clock_ns`: monotonic.
+
+    `prefill` and `decode`: those that take new requests; an engine of both roles is in both. `leaving`: those
+    that only finish what they have. `listeners` hear of every event, at once.
+    """
 
     def __init__(
         self,
@@ -20,18 +45,75 @@ class Fleet:
         policy: Policy,
         limits: AppendLimits,
     ) -> None:
-        self.prefill = {engine.url: engine for engine in prefill}
-        self.decode = {engine.url: engine for engine in decode}
+        self.prefill: dict[str, Engine] = {}
+        self.decode: dict[str, Engine] = {}
+        self.leaving: dict[str, Engine] = {}
+        self.stopping = False  # the router is about to end: no health check may say otherwise
+        self.listeners: list[Listener] = []
         self.placement = Placement(policy, limits)
         self.clock_ns = clock_ns
-        for engine in prefill:
-            self.placement.add(engine.url, PREFILL)
-        for engine in decode:
-            self.placement.add(engine.url, DECODE)
+        for engine in (*prefill, *decode):
+            self.add(engine)
+
+    @property
+    def now_s(self) -> float:
+        """The clock, in seconds."""
+        return self.clock_ns() / _NS_PER_S
 
     def engines(self) -> list[Engine]:
-        """Every engine, prefill first."""
-        return [*self.prefill.values(), *self.decode.values()]
+        """Every engine that takes requests, once, prefill first."""
+        return [*{**self.prefill, **self.decode}.values()]
+
+    def find(self, name: str) -> Engine | None:
+        """An engine that takes requests, or is leaving."""
+        return self.prefill.get(name) or self.decode.get(name) or self.leaving.get(name)
+
+    def add(self, engine: Engine) -> None:
+        """Let an engine take requests. One of its name must not be there."""
+        assert self.find(engine.name) is None, "two engines of one name"
+        self._file(engine)
+        self._tell(FleetEvent.JOINED, engine)
+
+    def update(self, engine: Engine, target: Target) -> None:
+        """An engine's role, weight or labels have changed."""
+        assert target.name == engine.name
+        had, engine.target = engine.role, target
+        if engine.name not in self.leaving and engine.role is not had:
+            self._unfile(engine.name)
+            self._file(engine)
+
+    def remove(self, name: str) -> None:
+        """Let an engine take nothing new, and go when it has finished what it has."""
+        engine = self.find(name)
+        if engine is None or name in self.leaving:
+            return
+        self._unfile(name)
+        self.leaving[name] = engine
+        self._tell(FleetEvent.LEAVING, engine)
+        engine.leave(self._gone)
+
+    def restore(self, name: str) -> bool:
+        """Let an engine that is leaving take requests again. False if it has left."""
+        engine = self.leaving.pop(name, None)
+        if engine is None:
+            return False
+        engine.stay()
+        self._file(engine)
+        self._tell(FleetEvent.JOINED, engine)
+        return True
+
+    def restarted(self, engine: Engine) -> None:
+        """An engine is another process than it was: nothing that was learned of it holds."""
+        self.placement.costs.forget(engine.name)
+        self._tell(FleetEvent.RESTARTED, engine)
+
+    def saw_incarnation(self, name: str, incarnation: str) -> None:
+        """An engine's own word on which run of it answered."""
+        engine = self.find(name)
+        if engine is not None and engine.incarnation != incarnation:
+            known, engine.incarnation = engine.incarnation, incarnation
+            if known is not None:
+                self.restarted(engine)
 
     def progress(self, ask: Ask) -> Progress:
         """The books of one turn."""
@@ -55,23 +137,45 @@ class Fleet:
         )
 
     def is_available(self, engine: Engine) -> bool:
-        """Whether an engine has not just failed."""
-        return engine.available(self.clock_ns() / 1e9)
+        """Whether an engine is worth trying."""
+        return engine.available(self.now_s)
 
     def healthy(self) -> bool:
         """Whether some decode engine is worth trying: without one nothing can be served."""
-        return any(self.is_available(engine) for engine in self.decode.values())
+        return not self.stopping and any(self.is_available(engine) for engine in self.decode.values())
 
     def close(self) -> None:
         """Abort every connection."""
-        for engine in self.engines():
+        for engine in [*self.engines(), *self.leaving.values()]:
             engine.close()
 
     def _eligible(self) -> Eligible:
-        now_s = self.clock_ns() / 1e9
+        now_s = self.now_s
 
-        def is_usable(url: str) -> bool:
-            engine = self.prefill.get(url) or self.decode[url]
+        def is_usable(name: str) -> bool:
+            engine = self.prefill.get(name) or self.decode[name]
             return engine.available(now_s)
 
         return Eligible(lambda _: True, is_usable)
+
+    def _file(self, engine: Engine) -> None:
+        if engine.role is not Role.DECODE:
+            self.prefill[engine.name] = engine
+            self.placement.add(engine.name, PREFILL)
+        if engine.role is not Role.PREFILL:
+            self.decode[engine.name] = engine
+            self.placement.add(engine.name, DECODE)
+
+    def _unfile(self, name: str) -> None:
+        self.prefill.pop(name, None)
+        self.decode.pop(name, None)
+        self.placement.remove(name)
+
+    def _gone(self, engine: Engine) -> None:
+        self.leaving.pop(engine.name, None)
+        engine.close()
+        self._tell(FleetEvent.LEFT, engine)
+
+    def _tell(self, event: FleetEvent, engine: Engine) -> None:
+        for listener in self.listeners:
+            listener(event, engine)

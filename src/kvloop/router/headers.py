@@ -36,6 +36,7 @@ _NOT_FORWARDED = _CONNECTION | {
     b"expect",
     b"accept-encoding",
     REQUEST_ID,
+    b"x-data-parallel-rank",  # the router's choice
 }
 _NOT_RETURNED = _CONNECTION | {b"content-length", REQUEST_ID}
 
@@ -67,7 +68,8 @@ def forwarded(request: Request, request_id: bytes) -> bytes:
 
 def hop(engine: Engine, method: str, path: str, lines: bytes, body: bytes | None) -> tuple[bytes, ...]:
     """A request to an engine, in pieces to write."""
-    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), path.encode("latin-1"), engine.authority)
+    asked = method.encode(), path.encode("latin-1"), engine.authority, engine.lines
+    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b" % asked
     if body is None:
         return (start + lines + b"\r\n",)
     length = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)

@@ -103,8 +103,8 @@ class _State(Collector):
             "kvloop_router_engine_up", "0 while an engine is left out", labels=("role", "engine")
         )
         for engine in self._fleet.engines():
-            in_flight.add_metric((engine.role, engine.url), engine.in_flight)
-            up.add_metric((engine.role, engine.url), self._fleet.is_available(engine))
+            in_flight.add_metric((engine.role, engine.name), engine.in_flight)
+            up.add_metric((engine.role, engine.name), self._fleet.is_available(engine))
         yield in_flight
         yield up
         for name, what, value in (

@@ -28,9 +28,9 @@ from kvloop.router.app import App
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
 from kvloop.router.downstream import ClientConnection, Service
-from kvloop.router.engine import Engine
 from kvloop.router.fleet import Fleet
 from kvloop.router.heartbeat import renewing
+from kvloop.router.membership import FLAGS, Membership, rules_of, targets_of_flags
 from kvloop.router.metrics import Metrics
 from kvloop.router.policies import load_policy
 from kvloop.router.proxy import Proxy
@@ -98,6 +98,9 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
     metrics = Metrics()
     async with renewing(config, metrics) as leases:
         fleet = _fleet(config)
+        membership = Membership(fleet, rules_of(config))
+        membership.set(FLAGS, targets_of_flags(config))
+        membership.started()
         conversations = Conversations(
             LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes),
             secrets.token_bytes(LINEAGE_KEY_BYTES),
@@ -110,7 +113,7 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
         proxy = Proxy(config, fleet, conversations, metrics)
         app = App(proxy, fleet)
         service = Service(app, config.limits, config.timeouts, BodyBudget(config.limits.max_buffered_bytes))
-        admin = admin_app(fleet, conversations, metrics, proxy.explanations)
+        admin = admin_app(fleet, conversations, metrics, proxy.explanations, membership)
         try:
             async with _public(config, service) as (server, port), _admin(config, admin) as admin_port:
                 yield Ports(port, admin_port)
@@ -123,10 +126,9 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
 
 
 def _fleet(config: RouterConfig) -> Fleet:
-    connect_s = config.timeouts.connect_timeout_s
     return Fleet(
-        [Engine(url, "prefill", connect_s) for url in config.prefill],
-        [Engine(url, "decode", connect_s) for url in config.decode],
+        [],
+        [],
         time.monotonic_ns,
         load_policy(config.choice.policy),
         AppendLimits(
