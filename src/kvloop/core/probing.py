@@ -32,16 +32,21 @@ INITIAL = ProbeState.UP
 class ProbeGate:
     """One engine's probes: `fall` misses in a row take it out, `rise` passes in a row bring it back."""
 
-    __slots__ = ("_fall", "_rise", "_row", "state")
+    __slots__ = ("_fall", "_rise", "_row", "missed", "passed", "state")
 
     def __init__(self, fall: int, rise: int) -> None:
         self.state = INITIAL
         self._fall = fall
         self._rise = rise
         self._row = 0
+        self.passed = self.missed = 0
 
     def heard(self, passed: bool) -> ProbeEvent | None:
         """Count a probe. The event, if it was the one that made the row long enough."""
+        if passed:
+            self.passed += 1
+        else:
+            self.missed += 1
         if passed == (self.state is ProbeState.UP):
             self._row = 0
             return None

@@ -34,6 +34,7 @@ class Timeouts:
     keep_alive_s: float = 75.0
     idle_timeout_s: float = 3600.0  # without one byte from decode (an unstreamed answer is silent to its end)
     drain_timeout_s: float = 10.0  # for answers under way when told to stop
+    reload_interval_s: float = 2.0  # as fast as an operator looks for an effect
 
 
 class LeasePolicy(StrEnum):
@@ -87,6 +88,7 @@ class RouterConfig:
 
     decode: tuple[str, ...]
     prefill: tuple[str, ...] = ()
+    config_file: str | None = None  # names more engines, and is read again when it changes
     host: str = "0.0.0.0"  # as vLLM's own server does
     port: int = 8000
     admin_host: str = "127.0.0.1"
@@ -102,8 +104,8 @@ class RouterConfig:
     health: Health = field(default_factory=Health)
 
     def __post_init__(self) -> None:
-        if not self.decode:
-            raise UserError("at least one --decode URL is needed")
+        if not self.decode and self.config_file is None:
+            raise UserError("at least one --decode URL is needed, or a --config file that names engines")
         for url in (*self.prefill, *self.decode):
             check_url(url)
         for group in (self.limits, self.timeouts, self.health):

@@ -20,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode", metavar="URL", action="append", default=[], help="a decode engine; repeat for more"
     )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a YAML file that names engines, read again when it changes (see docs/operations.md)",
+    )
     parser.add_argument("--host", default=default.host, help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=int, default=default.port, help="port to listen on (default: %(default)s)"
@@ -105,6 +110,7 @@ def from_args(namespace: argparse.Namespace) -> RouterConfig:
     return RouterConfig(
         prefill=tuple(namespace.prefill),
         decode=tuple(namespace.decode),
+        config_file=namespace.config,
         host=namespace.host,
         port=namespace.port,
         admin_host=namespace.admin_host,
@@ -149,6 +155,7 @@ _BOUND_HELP = {
     "probe_fall": "missed probes in a row that take an engine out",
     "probe_rise": "passed probes in a row that bring it back",
     "slow_start_s": "in which a new or returned engine's share of the load grows to the whole",
+    "reload_interval_s": "between two looks at the files that are read again when they change",
     "max_connections": "clients' connections",
     "max_header_bytes": "a request's line and headers; more is answered with 431",
     "max_body_bytes": "a request's body; more is answered with 413",

@@ -15,11 +15,10 @@ from kvloop.core.breaker import BreakerRules
 from kvloop.router.config import RouterConfig
 from kvloop.router.engine import Engine, EngineRules
 from kvloop.router.fleet import Fleet
-from kvloop.router.target import MAX_TARGETS, Role, Target, targets_of, united
+from kvloop.router.target import MAX_TARGETS, Target, united
 
 logger = logging.getLogger("kvloop.router")
 
-FLAGS = "flags"
 _NS_PER_S = 1_000_000_000
 
 
@@ -133,8 +132,3 @@ def rules_of(config: RouterConfig) -> EngineRules:
         rise=health.probe_rise,
         slow_start_s=health.slow_start_s,
     )
-
-
-def targets_of_flags(config: RouterConfig) -> list[Target]:
-    """The engines that the flags name."""
-    return [*targets_of(config.prefill, Role.PREFILL), *targets_of(config.decode, Role.DECODE)]

@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 
 from kvloop.core.decision import Route
 from kvloop.core.lineage import LineageTable
-from kvloop.router.fleet import Fleet
 
 MAX_MISS_REASONS = 32
 MAX_REASON_CHARS = 64
@@ -78,9 +77,9 @@ class Metrics:
             self._miss_reasons.add(reason)
         self._misses.labels(reason).inc()
 
-    def observe(self, fleet: Fleet, table: LineageTable) -> None:
-        """Let a scrape show the engines and the table as they are then."""
-        self.registry.register(_State(fleet, table))
+    def observe(self, table: LineageTable) -> None:
+        """Let a scrape show the table as it is then."""
+        self.registry.register(_State(table))
 
     def text(self) -> bytes:
         """Prometheus' text format."""
@@ -91,22 +90,10 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, fleet: Fleet, table: LineageTable) -> None:
-        self._fleet = fleet
+    def __init__(self, table: LineageTable) -> None:
         self._table = table
 
     def collect(self) -> Iterator[Metric]:
-        in_flight = GaugeMetricFamily(
-            "kvloop_router_in_flight", "Requests at an engine", labels=("role", "engine")
-        )
-        up = GaugeMetricFamily(
-            "kvloop_router_engine_up", "0 while an engine is left out", labels=("role", "engine")
-        )
-        for engine in self._fleet.engines():
-            in_flight.add_metric((engine.role, engine.name), engine.in_flight)
-            up.add_metric((engine.role, engine.name), self._fleet.is_available(engine))
-        yield in_flight
-        yield up
         for name, what, value in (
             ("turns", "Turns that can be found", len(self._table)),
             ("turn_keys", "Prefixes and names that lead to them", self._table.key_count),

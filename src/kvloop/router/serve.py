@@ -29,12 +29,15 @@ from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
 from kvloop.router.downstream import ClientConnection, Service
 from kvloop.router.fleet import Fleet
+from kvloop.router.fleet_metrics import FleetState
 from kvloop.router.heartbeat import renewing
-from kvloop.router.membership import FLAGS, Membership, rules_of, targets_of_flags
+from kvloop.router.membership import Membership, rules_of
 from kvloop.router.metrics import Metrics
 from kvloop.router.policies import load_policy
 from kvloop.router.proxy import Proxy
 from kvloop.router.request import BodyBudget
+from kvloop.router.sources import sourced
+from kvloop.router.watch import Reloads
 
 LINEAGE_KEY_BYTES = 32
 LISTEN_BACKLOG = 2048
@@ -99,8 +102,7 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
     async with renewing(config, metrics) as leases:
         fleet = _fleet(config)
         membership = Membership(fleet, rules_of(config))
-        membership.set(FLAGS, targets_of_flags(config))
-        membership.started()
+        reloads = Reloads()
         conversations = Conversations(
             LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes),
             secrets.token_bytes(LINEAGE_KEY_BYTES),
@@ -109,13 +111,18 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
             time.monotonic_ns,
             leases,
         )
-        metrics.observe(fleet, conversations.table)
+        metrics.observe(conversations.table)
+        metrics.registry.register(FleetState(fleet, reloads))
         proxy = Proxy(config, fleet, conversations, metrics)
         app = App(proxy, fleet)
         service = Service(app, config.limits, config.timeouts, BodyBudget(config.limits.max_buffered_bytes))
         admin = admin_app(fleet, conversations, metrics, proxy.explanations, membership)
         try:
-            async with _public(config, service) as (server, port), _admin(config, admin) as admin_port:
+            async with (
+                sourced(config, membership, reloads),
+                _public(config, service) as (server, port),
+                _admin(config, admin) as admin_port,
+            ):
                 yield Ports(port, admin_port)
                 server.close()
                 await _drain(service, config.timeouts.drain_timeout_s, hurry)
