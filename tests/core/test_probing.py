@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvloop.core.probing import ProbeEvent, ProbeGate, ProbeState
-from kvloop.core.slow_start import FIRST_SHARE_PERMILLE, share_permille
+from kvloop.core.slow_start import FIRST_SHARE_PERMILLE, share_permille, takes_part
 
 
 def test_rows() -> None:
@@ -35,3 +35,12 @@ def test_ramp() -> None:
     assert shares == sorted(shares)
     assert share_permille(500, 1000) == 500
     assert shares[-1] == share_permille(0, 0) == 1000
+
+
+@given(st.integers(0, 1000), st.integers(1, 10_000), st.integers(2, 9))
+def test_turns_of_a_share(permille: int, first: int, engines: int) -> None:
+    """Of any thousand turns in a row exactly the share are its own, whoever else.s turn each is."""
+    taken = [turn for turn in range(first, first + 1000) if takes_part(turn, permille)]
+    assert len(taken) == permille
+    by_place = [sum(turn % engines == place for turn in taken) for place in range(engines)]
+    assert max(by_place) - min(by_place) <= 2 * engines

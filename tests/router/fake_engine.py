@@ -153,6 +153,8 @@ class FakeEngine:
         self.plan = plan
         self.asked: list[Asked] = []
         self.connections = 0
+        self.probes = 0
+        self.healthy = True
         self.cancelled = asyncio.Event()
         self.close_after_answer = False
         self.url = ""
@@ -196,8 +198,12 @@ class FakeEngine:
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
         headers["x-served"] = str(len(self.generations()) + 1)
         asked = Asked(method, path, headers, raw)
-        self.asked.append(asked)
-        answer = models_plan() if path == "/v1/models" else self.plan(asked)
+        if path == "/health":
+            self.probes += 1
+            answer = json_answer(b"", 200 if self.healthy else 503)
+        else:
+            self.asked.append(asked)
+            answer = models_plan() if path == "/v1/models" else self.plan(asked)
         watch = asyncio.ensure_future(reader.read(1))
         writing = asyncio.ensure_future(self._write(writer, answer))
         await asyncio.wait((watch, writing), return_when=asyncio.FIRST_COMPLETED)

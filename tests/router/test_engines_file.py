@@ -183,8 +183,8 @@ async def test_draining_by_order() -> None:
         first, second = router.decode
         drained = await router.admin.post("/engines/drain", json={"url": first.url})
         assert (drained.status_code, drained.json()) == (200, {"engines": [first.url]})
-        for _ in range(4):
-            await router.chat([HELLO])
+        for number in range(4):
+            await router.chat([{"role": "user", "content": str(number)}])
         assert (len(first.asked), len(second.asked)) == (0, 4)
         assert await listed(router) == {first.url: "drained", second.url: "serving"}
         await router.admin.post("/engines/drain", json={"url": second.url})

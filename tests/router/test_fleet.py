@@ -1,5 +1,7 @@
 """Who is in the fleet: sources that change their word, draining, roles, ranks; nothing is cut short."""
 
+from collections import Counter
+
 import pytest
 
 from kvloop.core.decision import AppendLimits, Ask
@@ -115,7 +117,7 @@ async def test_back_before_it_left() -> None:
 @in_loop
 async def test_draining() -> None:
     """Who is drained is in no choice, even as a last resort, whatever the sources say."""
-    membership, _, _ = made(d(1), d(2))
+    membership, _, _ = made(d(1), d(2), slow_start_s=0.0)
     fleet = membership.fleet
     with fleet.decode["http://d:1"].slot():
         assert membership.drain("http://d:1/") == ["http://d:1"]
@@ -146,21 +148,48 @@ def test_ranks_are_targets() -> None:
     assert names(membership) == []
 
 
+def asked(fleet: Fleet, count: int, ask: Ask = Ask(100)) -> Counter[str]:  # noqa: B008
+    """Who is chosen for so many turns, of engines that are all idle."""
+    return Counter(fleet.choose(ask)[0].decode[-1] for _ in range(count))
+
+
 def test_slow_start() -> None:
-    """Who was there first counts whole; who joins, or is found again, ten times; weight divides."""
-    membership, clock, _ = made(d(1), d(2, weight=4.0))
+    """Who was there first gets its whole share; who joins, or is found again, a tenth of it at first."""
+    membership, clock, _ = made(d(1))
     fleet = membership.fleet
-    membership.set("dns", [d(3)])
-    factors = [engine.load_factor(clock.now_s) for engine in fleet.engines()]
-    assert factors == [1.0, 0.25, 10.0]
+    membership.set("dns", [])
+    membership.set("dns", [d(2)])
+    assert 8 <= asked(fleet, 200)["2"] <= 12, "of a tenth of all turns it takes half"
+    assert asked(fleet, 20, Ask(100, held=90, holder="http://d:2", can_return=True))["2"] > 2
     clock.now_s += 5.0
-    assert fleet.decode["http://d:3"].load_factor(clock.now_s) == 2.0
+    assert 45 <= asked(fleet, 200)["2"] <= 55
     clock.now_s += 5.0
-    assert fleet.decode["http://d:3"].load_factor(clock.now_s) == 1.0
+    assert 95 <= asked(fleet, 200)["2"] <= 105
     first = fleet.decode["http://d:1"]
     for passed in (False, False, False, True, True):
         first.probed(passed, clock.now_s)
-    assert first.load_factor(clock.now_s) == 10.0
+    fleet.restarted(first)
+    assert 8 <= asked(fleet, 200)["1"] <= 12
+
+
+def test_who_is_new_and_alone() -> None:
+    """Where there is nobody else, or nobody else that is well, a new engine gets every turn."""
+    membership, clock, _ = made()
+    membership.set("flags", [d(1)])
+    assert asked(membership.fleet, 20) == {"1": 20}
+    membership.set("flags", [d(1), d(2)])
+    membership.fleet.decode["http://d:1"].failed(clock.now_s)
+    assert asked(membership.fleet, 20) == {"2": 20}
+
+
+def test_weights() -> None:
+    """An engine of half the weight is looked at in half the turns."""
+    membership, _, _ = made(d(1), d(2, weight=4.0), d(3, weight=4.0))
+    seen = asked(membership.fleet, 400)
+    assert seen["2"] + seen["3"] > 360
+    assert 20 <= seen["1"] <= 40
+    membership.set("flags", [d(1), d(2), d(3)])
+    assert min(asked(membership.fleet, 300).values()) > 95
 
 
 def test_probes_take_out_and_bring_back() -> None:

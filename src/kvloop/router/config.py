@@ -76,7 +76,7 @@ class Health:
     breaker_window_s: float = 10.0
     breaker_backoff_max_s: float = 8.0  # an engine that is back is found within this
     probe_interval_s: float = 5.0
-    probe_timeout_s: float = 2.0
+    probe_timeout_s: float = 5.0  # a server that takes in long prompts is slow to answer anything
     probe_fall: int = 3  # one lost packet takes nobody out
     probe_rise: int = 2
     slow_start_s: float = 30.0

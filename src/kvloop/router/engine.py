@@ -90,15 +90,14 @@ class Engine:
             return False
         return self.breaker.state is BreakerState.CLOSED or self.breaker.allows(_ns(now_s))
 
-    def load_factor(self, now_s: float) -> float:
-        """What its load, counted with the request to be placed, is to be multiplied by to be compared.
+    @property
+    def grown_s(self) -> float:
+        """When its slow start is over, or was."""
+        return (self._since_ns + self._slow_start_ns) / _NS_PER_S
 
-        1 for an ordinary engine, less for one of more weight, more for one that is new.
-        """
-        factor = 1.0 / self.target.weight
-        if self._slow_start_ns:
-            factor *= 1000 / share_permille(_ns(now_s) - self._since_ns, self._slow_start_ns)
-        return factor
+    def share_permille(self, now_s: float) -> int:
+        """Its share of what an engine of its weight can take."""
+        return share_permille(_ns(now_s) - self._since_ns, self._slow_start_ns)
 
     def is_new(self, now_s: float) -> None:
         """From now on it is given more and more, until it counts as any other."""

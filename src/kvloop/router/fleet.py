@@ -13,6 +13,7 @@ from kvloop.core.placement import Eligible, Placement
 from kvloop.core.policy import Policy
 from kvloop.core.progress import Progress
 from kvloop.router.engine import Engine
+from kvloop.router.shares import Shares
 from kvloop.router.target import Role, Target
 
 _NS_PER_S = 1_000_000_000
@@ -52,6 +53,7 @@ class Fleet:
         self.listeners: list[Listener] = []
         self.placement = Placement(policy, limits)
         self.clock_ns = clock_ns
+        self._shares = Shares()
         for engine in (*prefill, *decode):
             self.add(engine)
 
@@ -78,6 +80,7 @@ class Fleet:
         """An engine's role, weight or labels have changed."""
         assert target.name == engine.name
         had, engine.target = engine.role, target
+        self._shares.changed()
         if engine.name not in self.leaving and engine.role is not had:
             self._unfile(engine.name)
             self._file(engine)
@@ -105,6 +108,7 @@ class Fleet:
     def restarted(self, engine: Engine) -> None:
         """An engine is another process than it was: nothing that was learned of it holds."""
         self.placement.costs.forget(engine.name)
+        self._shares.changed()
         self._tell(FleetEvent.RESTARTED, engine)
 
     def saw_incarnation(self, name: str, incarnation: str) -> None:
@@ -121,11 +125,12 @@ class Fleet:
 
     def choose(self, ask: Ask) -> list[Option]:
         """The ways that a turn may go, the best first; none without a decode engine."""
-        return self.placement.choose(ask, self.clock_ns(), self._eligible())
+        self._shares.turns += 1
+        return self.placement.choose(ask, self.clock_ns(), self._eligible(ask))
 
     def choose_prefill(self, ask: Ask, excluded: Collection[str]) -> str | None:
         """Another prefill engine, one that has not just failed."""
-        return self.placement.choose_prefill(ask, self.clock_ns(), self._eligible(), excluded)
+        return self.placement.choose_prefill(ask, self.clock_ns(), self._eligible(ask), excluded)
 
     def choose_decode(
         self, ask: Ask, prefill: str | None, excluded: Collection[str], last_resort: bool
@@ -133,7 +138,7 @@ class Fleet:
         """A decode engine to go on from what `prefill` has computed; as a last resort one that has just
         failed."""
         return self.placement.choose_decode(
-            ask, self.clock_ns(), self._eligible(), excluded, prefill=prefill, last_resort=last_resort
+            ask, self.clock_ns(), self._eligible(ask), excluded, prefill=prefill, last_resort=last_resort
         )
 
     def is_available(self, engine: Engine) -> bool:
@@ -149,16 +154,25 @@ class Fleet:
         for engine in [*self.engines(), *self.leaving.values()]:
             engine.close()
 
-    def _eligible(self) -> Eligible:
-        now_s = self.now_s
+    def _eligible(self, ask: Ask) -> Eligible:
+        """Those worth trying. Of an engine with a part of the others' share, in so many turns of all; a turn
+        that goes on from it is always one of them, and so is every turn if there is nobody else."""
+        now_s, shares = self.now_s, self._shares
+        is_even = shares.is_even(self.engines, now_s)
 
         def is_usable(name: str) -> bool:
             engine = self.prefill.get(name) or self.decode[name]
-            return engine.available(now_s)
+            if not engine.available(now_s):
+                return False
+            if is_even or name in (ask.holder, ask.computed_at) or shares.take_part(engine, now_s):
+                return True
+            others = self.prefill if name in self.prefill else self.decode
+            return not any(one.available(now_s) and shares.take_part(one, now_s) for one in others.values())
 
         return Eligible(lambda _: True, is_usable)
 
     def _file(self, engine: Engine) -> None:
+        self._shares.changed()
         if engine.role is not Role.DECODE:
             self.prefill[engine.name] = engine
             self.placement.add(engine.name, PREFILL)
@@ -170,6 +184,7 @@ class Fleet:
         self.prefill.pop(name, None)
         self.decode.pop(name, None)
         self.placement.remove(name)
+        self._shares.changed()
 
     def _gone(self, engine: Engine) -> None:
         self.leaving.pop(engine.name, None)

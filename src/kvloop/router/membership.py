@@ -111,7 +111,7 @@ class Membership:
             "held": engine.held,
             "breaker": engine.breaker.state.value,
             "probes": engine.probes.state.value,
-            "load_factor": round(engine.load_factor(now_s), 3),
+            "share": engine.share_permille(now_s) / 1000,
         }
 
 

@@ -30,6 +30,7 @@ from kvloop.router.conversations import Conversations
 from kvloop.router.downstream import ClientConnection, Service
 from kvloop.router.fleet import Fleet
 from kvloop.router.fleet_metrics import FleetState
+from kvloop.router.health import Prober
 from kvloop.router.heartbeat import renewing
 from kvloop.router.membership import Membership, rules_of
 from kvloop.router.metrics import Metrics
@@ -120,6 +121,7 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
         try:
             async with (
                 sourced(config, membership, reloads),
+                contextlib.aclosing(Prober(fleet, config.health)),
                 _public(config, service) as (server, port),
                 _admin(config, admin) as admin_port,
             ):
