@@ -5,6 +5,7 @@ import secrets
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 from kvloop.core.decision import AppendLimits
 from kvloop.core.policy import Kv
@@ -12,9 +13,11 @@ from kvloop.router.config import Health, Timeouts
 from kvloop.router.engine import Engine
 from kvloop.router.fleet import Fleet
 from kvloop.router.health import Prober
+from tests.router.decode_peer import decode_peer
 from tests.router.fake_engine import Answer, Asked, decode_plan, engines, json_answer
 from tests.router.harness import HELLO, Stack, in_loop, stack, until
 from tests.router.test_engines_file import listed, named
+from tests.router.test_leases import renewing
 
 FAST = Health(probe_interval_s=0.02, probe_timeout_s=0.5, probe_fall=2, probe_rise=2)
 
@@ -138,3 +141,17 @@ async def test_who_joins_starts_slowly() -> None:
                 await becomes(router, second.url, "serving")
                 rows = (await router.admin.get("/engines")).json()["engines"]
                 assert [row["share"] for row in rows] == [1.0, 0.1]
+
+
+@in_loop
+async def test_a_handle_tells_of_a_restart() -> None:
+    """An engine whose handles are of another run than before is taken to be another process; once."""
+    with decode_peer() as peer, mock.patch.object(Fleet, "restarted") as restarted:
+        async with renewing(peer) as router:
+            for _ in range(2):
+                await router.chat([HELLO])
+            assert restarted.call_count == 0
+            peer.incarnation = "another"
+            for _ in range(2):
+                await router.chat([HELLO])
+            assert restarted.call_count == 1

@@ -67,9 +67,8 @@ def _health(fleet: Fleet) -> Answer:
             for engine in fleet.engines()
         ]
         healthy = fleet.healthy()
-        return JSONResponse(
-            {"status": "ok" if healthy else "down", "engines": engines}, 200 if healthy else 503
-        )
+        status = "stopping" if fleet.stopping else "ok" if healthy else "down"
+        return JSONResponse({"status": status, "engines": engines}, 200 if healthy else 503)
 
     return answer
 

@@ -94,6 +94,7 @@ class RouterConfig:
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
     return_enabled: bool = True
+    drain_delay_s: float = 0.0  # between /health's saying so and the end of taking requests
     prefill_timeout_s: float = 300.0
     retention_s: float = 480.0  # decoder_kv_blocks_ttl: a handle is worth nothing after it
     tenant_header: str = "authorization"
@@ -118,6 +119,8 @@ class RouterConfig:
             raise UserError("--prefill-timeout-s and --retention-s must be positive")
         if min(getattr(self.choice, bound.name) for bound in fields(Choice) if bound.name != "policy") < 0:
             raise UserError("--append-... and --explain-log-every must not be negative")
+        if self.drain_delay_s < 0:
+            raise UserError("--drain-delay-s must not be negative")
         if min(self.leases.max_leases, self.leases.break_even_s) <= 0:
             raise UserError("--max-leases and --break-even-s must be positive")
         if not 0 < self.leases.renew_interval_s < self.leases.lease_term_s <= MAX_TERM_MS / 1000:

@@ -72,7 +72,8 @@ class Lookup:
 class Conversations:
     """The lineage table with its clock, its key and its retention.
 
-    `leases`: those of the filed turns, where the router renews them.
+    `leases`: those of the filed turns, where the router renews them. `on_incarnation(engine, incarnation)` is
+    told which run of an engine each handle is of.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Conversations:
         self.leases = leases
         self.clock_ns = clock_ns
         self._key = key
+        self.on_incarnation: Callable[[str, str], None] | None = None
         self._tenant_header = tenant_header.encode()
         self._retention_ns = int(retention_s * _NS_PER_S)
 
@@ -143,6 +145,8 @@ class Conversations:
             lease=lease,
             prompt=prompt,
         )
+        if lease is not None and self.on_incarnation is not None:
+            self.on_incarnation(engine, lease.incarnation)
         if self.leases is not None:
             self.leases.filed(turn, ending, lookup.keep_ns)
         self._end_leases(self.table.file(turn, lookup.content, [key for _, key in lookup.names], now_ns))

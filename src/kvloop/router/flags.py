@@ -10,6 +10,16 @@ from kvloop.router.config import Choice, Health, LeasePolicy, Leases, Limits, Ro
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The router's flags."""
     default = RouterConfig(decode=("http://localhost",))
+    _add_engines(parser)
+    _add_ports(parser, default)
+    _add_turns(parser, default)
+    _add_leases(parser, default.leases)
+    for group in (default.timeouts, default.limits, default.health):
+        for bound in fields(group):
+            _add_bound(parser, bound.name, getattr(group, bound.name), _BOUND_HELP[bound.name])
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefill",
         metavar="URL",
@@ -25,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a YAML file that names engines, read again when it changes (see docs/operations.md)",
     )
+
+
+def _add_ports(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
     parser.add_argument("--host", default=default.host, help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=int, default=default.port, help="port to listen on (default: %(default)s)"
@@ -40,6 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=default.admin_port,
         help="port of metrics and conversations (default: %(default)s)",
     )
+    _add_bound(
+        parser,
+        "drain_delay_s",
+        default.drain_delay_s,
+        "that a router which is told to stop still takes requests while its /health is 503",
+    )
+
+
+def _add_turns(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
     parser.add_argument(
         "--return",
         dest="return_mode",
@@ -61,10 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_bound(parser, "retention_s", default.retention_s, "a handle's life; decode's decoder_kv_blocks_ttl")
     _add_choice(parser, default.choice)
-    _add_leases(parser, default.leases)
-    for group in (default.timeouts, default.limits, default.health):
-        for bound in fields(group):
-            _add_bound(parser, bound.name, getattr(group, bound.name), _BOUND_HELP[bound.name])
 
 
 def _add_choice(parser: argparse.ArgumentParser, default: Choice) -> None:
@@ -116,6 +134,7 @@ def from_args(namespace: argparse.Namespace) -> RouterConfig:
         admin_host=namespace.admin_host,
         admin_port=namespace.admin_port,
         return_enabled=namespace.return_mode == "on",
+        drain_delay_s=namespace.drain_delay_s,
         prefill_timeout_s=namespace.prefill_timeout_s,
         retention_s=namespace.retention_s,
         tenant_header=namespace.tenant_header.lower(),

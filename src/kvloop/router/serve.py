@@ -1,7 +1,8 @@
 """The router's process: its event loop, its two ports, its end.
 
-Both ports are served by one loop, so that nothing needs a lock. SIGINT or SIGTERM stops taking requests, lets
-answers under way finish for a bounded time, and ends; a second one ends at once.
+Both ports are served by one loop, so that nothing needs a lock. SIGINT or SIGTERM makes the health
+checks say so, stops taking requests after a delay, lets answers under way finish for a bounded time, and
+ends; a second one ends at once.
 """
 
 import asyncio
@@ -112,6 +113,7 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
             time.monotonic_ns,
             leases,
         )
+        conversations.on_incarnation = fleet.saw_incarnation
         metrics.observe(conversations.table)
         metrics.registry.register(FleetState(fleet, reloads))
         proxy = Proxy(config, fleet, conversations, metrics)
@@ -126,6 +128,8 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
                 _admin(config, admin) as admin_port,
             ):
                 yield Ports(port, admin_port)
+                fleet.stopping = True
+                await _wait(config.drain_delay_s, hurry)
                 server.close()
                 await _drain(service, config.timeouts.drain_timeout_s, hurry)
         finally:
@@ -159,6 +163,13 @@ async def _public(config: RouterConfig, service: Service) -> AsyncIterator[tuple
         yield server, listening.getsockname()[1]
     finally:
         server.close()
+
+
+async def _wait(delay_s: float, hurry: asyncio.Event | None) -> None:
+    """Let load balancers see that the router is about to stop, before it does."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(delay_s):
+            await (hurry or asyncio.Event()).wait()
 
 
 async def _drain(service: Service, timeout_s: float, hurry: asyncio.Event | None) -> None:
