@@ -83,6 +83,15 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask the router, and as whom it asks the engines. Without keys everybody may."""
+
+    api_keys_file: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    engine_api_key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Engines' base URLs, where to listen, and how to behave. UserError for what cannot work."""
 
@@ -103,6 +112,7 @@ class RouterConfig:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: Health = field(default_factory=Health)
+    access: Access = field(default_factory=Access)
 
     def __post_init__(self) -> None:
         if not self.decode and self.config_file is None:

@@ -1,10 +1,10 @@
 """The router's memory: which handle a request may read back from, and whose it is.
 
-A request belongs to a tenant: a digest of the header that says who is calling (Authorization, unless
-configured otherwise). The tenant goes into every key of the lineage table, and into the cache salt that the
-engines see, so that neither side ever meets another tenant's blocks; a request without that header is
-everybody's, and its own salt goes on as it is. Names come from wherever clients put them today, each under
-its own kind.
+A request belongs to a tenant: a digest of its API key's, or of the header that says who is calling
+(Authorization, unless configured otherwise). The tenant goes into every key of the lineage table, and into
+the cache salt that the engines see, so that neither side ever meets another tenant's blocks; a request
+without either is everybody's, and its own salt goes on as it is. Names come from wherever clients put them
+today, each under its own kind.
 """
 
 import hashlib
@@ -170,6 +170,8 @@ class Conversations:
             self.leases.ended(turns)
 
     def _caller(self, request: Request) -> bytes | None:
+        if request.admitted.tenant is not None:  # no header can say this: it has no NUL
+            return b"\0tenant:" + request.admitted.tenant.encode()
         values = [value for name, value in request.headers if name == self._tenant_header]
         if len(values) > 1:
             header = self._tenant_header.decode()

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 
 from kvloop.core.policy import POLICIES
-from kvloop.router.config import Choice, Health, LeasePolicy, Leases, Limits, RouterConfig, Timeouts
+from kvloop.router.config import Access, Choice, Health, LeasePolicy, Leases, Limits, RouterConfig, Timeouts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = RouterConfig(decode=("http://localhost",))
     _add_engines(parser)
     _add_ports(parser, default)
+    _add_access(parser)
     _add_turns(parser, default)
     _add_leases(parser, default.leases)
     for group in (default.timeouts, default.limits, default.health):
@@ -58,6 +59,20 @@ def _add_ports(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
         "drain_delay_s",
         default.drain_delay_s,
         "that a router which is told to stop still takes requests while its /health is 503",
+    )
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--api-keys-file",
+        metavar="FILE",
+        help="the API keys that clients need, as `kvloop keygen --api-key` writes them, read again when it "
+        "changes; a single key can be given in KVLOOP_API_KEY instead",
+    )
+    parser.add_argument(
+        "--engine-api-key-file",
+        metavar="FILE",
+        help="the key that engines ask for (vLLM's --api-key), sent to them instead of the client's",
     )
 
 
@@ -123,8 +138,11 @@ def _add_leases(parser: argparse.ArgumentParser, default: Leases) -> None:
     _add_bound(parser, "max_leases", default.max_leases, "leases that are renewed")
 
 
-def from_args(namespace: argparse.Namespace) -> RouterConfig:
-    """The config that the parsed flags describe. UserError for what cannot work."""
+def from_args(namespace: argparse.Namespace, api_key: str | None = None) -> RouterConfig:
+    """The config that the parsed flags describe. UserError for what cannot work.
+
+    `api_key`: the one that clients need, from the environment, for a flag would show it to everybody.
+    """
     return RouterConfig(
         prefill=tuple(namespace.prefill),
         decode=tuple(namespace.decode),
@@ -147,6 +165,7 @@ def from_args(namespace: argparse.Namespace) -> RouterConfig:
             break_even_s=namespace.break_even_s,
             max_leases=namespace.max_leases,
         ),
+        access=Access(namespace.api_keys_file, api_key or None, namespace.engine_api_key_file),
         limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
         timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),
         health=Health(**{bound.name: getattr(namespace, bound.name) for bound in fields(Health)}),

@@ -55,6 +55,8 @@ def request_id(request: Request) -> bytes:
 def forwarded(request: Request, request_id: bytes) -> bytes:
     """The client's headers as lines for an engine, without those that differ from hop to hop."""
     dropped = _NOT_FORWARDED
+    if request.admitted.withheld:
+        dropped = dropped | request.admitted.withheld
     connection = request.get(b"connection").lower()
     if connection not in (b"", b"keep-alive", b"close"):
         dropped = dropped | {word.strip() for word in connection.split(b",")}

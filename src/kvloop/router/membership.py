@@ -115,8 +115,8 @@ class Membership:
         }
 
 
-def rules_of(config: RouterConfig) -> EngineRules:
-    """How the config wants engines to be treated."""
+def rules_of(config: RouterConfig, authorization: bytes | None = None) -> EngineRules:
+    """How the config wants engines to be treated. `authorization`: what they get as that header."""
     health = config.health
     breaker = BreakerRules(
         max_failures=health.breaker_failures,
@@ -131,4 +131,5 @@ def rules_of(config: RouterConfig) -> EngineRules:
         fall=health.probe_fall,
         rise=health.probe_rise,
         slow_start_s=health.slow_start_s,
+        authorization=authorization,
     )

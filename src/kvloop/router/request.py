@@ -5,14 +5,29 @@ no more: where a message ends that could not be read is anybody's guess (request
 guesses). llhttp refuses what has both a length and chunks, two lengths, folded headers and bare line feeds.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import httptools
 
 from kvloop.router.config import Limits
+from kvloop.router.keys import Key
 
 _HEADER_EXTRA_BYTES = 4  # ": " and the line's end
 _SMALL_BYTES = 1024  # an object of its own takes some 50 bytes and more, so smaller pieces are gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Whose a request is: its key and tenant, if it has them, and the headers that stay here."""
+
+    key: Key | None = None
+    tenant: str | None = None
+    withheld: frozenset[bytes] = frozenset()
+
+
+ANYBODY = Admitted()
 
 
 @dataclass(slots=True)
@@ -26,6 +41,7 @@ class Request:
     http10: bool
     body: bytes = b""
     named: dict[bytes, bytes] = field(default_factory=dict)
+    admitted: Admitted = ANYBODY
 
     def get(self, name: bytes) -> bytes:
         """A header's value (the last, where there are several), or nothing."""
@@ -38,6 +54,18 @@ class Refusal:
 
     status: int
     message: str
+    code: str | None = None
+    headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+class Admission(Protocol):
+    """Says by its head whether a request is read any further."""
+
+    def admit(
+        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], named: Mapping[bytes, bytes]
+    ) -> Admitted | Refusal:
+        """Whose it is, or why not."""
+        ...
 
 
 class BodyBudget:
@@ -59,13 +87,15 @@ class RequestParser:
     budget until the caller gives it back; what is not whole yet, `discard` gives back.
     """
 
-    def __init__(self, limits: Limits, budget: BodyBudget) -> None:
+    def __init__(self, limits: Limits, budget: BodyBudget, gate: Admission | None = None) -> None:
         self.refusal: Refusal | None = None
         self.receiving = False
         self.owes_continue = False
         self.body_bytes = 0
         self._limits = limits
         self._budget = budget
+        self._gate = gate
+        self._admitted = ANYBODY
         self._parser = httptools.HttpRequestParser(self)
         self._whole: list[Request] = []
         self._in_head = False
@@ -125,6 +155,12 @@ class RequestParser:
         self._in_head = False
         self._silent_bytes = 0
         self._named = dict(self._headers)
+        if self._gate is not None:
+            verdict = self._gate.admit(self._url.partition(b"?")[0], self._headers, self._named)
+            if isinstance(verdict, Refusal):
+                self.refusal = verdict
+                raise _StopError
+            self._admitted = verdict
         length = int(self._named.get(b"content-length", b"0"))
         if length > self._limits.max_body_bytes:
             self._refuse_body()
@@ -157,6 +193,7 @@ class RequestParser:
             http10=self._parser.get_http_version() == "1.0",
             body=bytes(self._body[0]) if len(self._body) == 1 else b"".join(self._body),
             named=self._named,
+            admitted=self._admitted,
         )
         self._body, self.body_bytes = [], 0
         self._whole.append(request)

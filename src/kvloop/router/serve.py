@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from kvloop.core.decision import AppendLimits
 from kvloop.core.lineage import LineageTable
 from kvloop.errors import UserError
+from kvloop.router.access import KeyState, engine_authorization, key_ring
 from kvloop.router.admin import admin_app
 from kvloop.router.app import App
 from kvloop.router.config import RouterConfig
@@ -31,6 +32,7 @@ from kvloop.router.conversations import Conversations
 from kvloop.router.downstream import ClientConnection, Service
 from kvloop.router.fleet import Fleet
 from kvloop.router.fleet_metrics import FleetState
+from kvloop.router.gate import Gate, limited
 from kvloop.router.health import Prober
 from kvloop.router.heartbeat import renewing
 from kvloop.router.membership import Membership, rules_of
@@ -100,11 +102,11 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
 
     On leaving it drains, unless `hurry` is set.
     """
-    metrics = Metrics()
-    async with renewing(config, metrics) as leases:
+    metrics, reloads = Metrics(), Reloads()
+    async with renewing(config, metrics) as leases, key_ring(config, reloads) as ring:
         fleet = _fleet(config)
-        membership = Membership(fleet, rules_of(config))
-        reloads = Reloads()
+        authorization = engine_authorization(config)
+        membership = Membership(fleet, rules_of(config, authorization))
         conversations = Conversations(
             LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes),
             secrets.token_bytes(LINEAGE_KEY_BYTES),
@@ -116,9 +118,17 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
         conversations.on_incarnation = fleet.saw_incarnation
         metrics.observe(conversations.table)
         metrics.registry.register(FleetState(fleet, reloads))
+        if ring is not None:
+            metrics.registry.register(KeyState(ring))
         proxy = Proxy(config, fleet, conversations, metrics)
         app = App(proxy, fleet)
-        service = Service(app, config.limits, config.timeouts, BodyBudget(config.limits.max_buffered_bytes))
+        service = Service(
+            app if ring is None else limited(app),
+            config.limits,
+            config.timeouts,
+            BodyBudget(config.limits.max_buffered_bytes),
+            Gate(ring, authorization is not None),
+        )
         admin = admin_app(fleet, conversations, metrics, proxy.explanations, membership)
         try:
             async with (
