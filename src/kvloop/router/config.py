@@ -92,6 +92,16 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM. With `ssl_ca_certs` clients have to show a certificate of these authorities."""
+
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    engine_ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Engines' base URLs, where to listen, and how to behave. UserError for what cannot work."""
 
@@ -113,6 +123,7 @@ class RouterConfig:
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: Health = field(default_factory=Health)
     access: Access = field(default_factory=Access)
+    tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:
         if not self.decode and self.config_file is None:
@@ -129,6 +140,8 @@ class RouterConfig:
             raise UserError("--prefill-timeout-s and --retention-s must be positive")
         if min(getattr(self.choice, bound.name) for bound in fields(Choice) if bound.name != "policy") < 0:
             raise UserError("--append-... and --explain-log-every must not be negative")
+        if self.tls.ssl_certfile is None and (self.tls.ssl_keyfile or self.tls.ssl_ca_certs):
+            raise UserError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         if self.drain_delay_s < 0:
             raise UserError("--drain-delay-s must not be negative")
         if min(self.leases.max_leases, self.leases.break_even_s) <= 0:

@@ -4,7 +4,17 @@ import argparse
 from dataclasses import fields
 
 from kvloop.core.policy import POLICIES
-from kvloop.router.config import Access, Choice, Health, LeasePolicy, Leases, Limits, RouterConfig, Timeouts
+from kvloop.router.config import (
+    Access,
+    Choice,
+    Health,
+    LeasePolicy,
+    Leases,
+    Limits,
+    RouterConfig,
+    Timeouts,
+    Tls,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_engines(parser)
     _add_ports(parser, default)
     _add_access(parser)
+    _add_tls(parser)
     _add_turns(parser, default)
     _add_leases(parser, default.leases)
     for group in (default.timeouts, default.limits, default.health):
@@ -74,6 +85,16 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the key that engines ask for (vLLM's --api-key), sent to them instead of the client's",
     )
+
+
+def _add_tls(parser: argparse.ArgumentParser) -> None:
+    for flag, what in (
+        ("--ssl-certfile", "the public port's certificate and its chain; read again when it changes"),
+        ("--ssl-keyfile", "its key, where the certificate's file does not hold it"),
+        ("--ssl-ca-certs", "authorities; clients have to show a certificate of one of them"),
+        ("--engine-ca-file", "authorities that engines' certificates are of (default: the system's)"),
+    ):
+        parser.add_argument(flag, metavar="FILE", help=what)
 
 
 def _add_turns(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
@@ -166,6 +187,7 @@ def from_args(namespace: argparse.Namespace, api_key: str | None = None) -> Rout
             max_leases=namespace.max_leases,
         ),
         access=Access(namespace.api_keys_file, api_key or None, namespace.engine_api_key_file),
+        tls=Tls(**{one.name: getattr(namespace, one.name) for one in fields(Tls)}),
         limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
         timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),
         health=Health(**{bound.name: getattr(namespace, bound.name) for bound in fields(Health)}),

@@ -7,6 +7,7 @@ engine any more.
 """
 
 import logging
+import ssl
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -115,8 +116,13 @@ class Membership:
         }
 
 
-def rules_of(config: RouterConfig, authorization: bytes | None = None) -> EngineRules:
-    """How the config wants engines to be treated. `authorization`: what they get as that header."""
+def rules_of(
+    config: RouterConfig, authorization: bytes | None = None, tls: ssl.SSLContext | None = None
+) -> EngineRules:
+    """How the config wants engines to be treated.
+
+    authorization: what they get as that header. tls: what their certificates are checked against.
+    """
     health = config.health
     breaker = BreakerRules(
         max_failures=health.breaker_failures,
@@ -132,4 +138,5 @@ def rules_of(config: RouterConfig, authorization: bytes | None = None) -> Engine
         rise=health.probe_rise,
         slow_start_s=health.slow_start_s,
         authorization=authorization,
+        tls=tls,
     )

@@ -13,6 +13,7 @@ import resource
 import secrets
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from kvloop.router.policies import load_policy
 from kvloop.router.proxy import Proxy
 from kvloop.router.request import BodyBudget
 from kvloop.router.sources import sourced
+from kvloop.router.tls import HANDSHAKE_TIMEOUT_S, client_tls, engine_tls
 from kvloop.router.watch import Reloads
 
 LINEAGE_KEY_BYTES = 32
@@ -76,8 +78,8 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _run(config: RouterConfig) -> None:
@@ -90,8 +92,9 @@ async def _run(config: RouterConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     async with serving(config, hurry) as ports:
-        logger.info("ready on %s", _url(config.host, ports.port))
-        logger.info("metrics and conversations on %s", _url(config.admin_host, ports.admin_port))
+        scheme = "http" if config.tls.ssl_certfile is None else "https"
+        logger.info("ready on %s", _url(scheme, config.host, ports.port))
+        logger.info("metrics and conversations on %s", _url("http", config.admin_host, ports.admin_port))
         await stopping.wait()
         logger.info("stopping")
 
@@ -103,10 +106,14 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
     On leaving it drains, unless `hurry` is set.
     """
     metrics, reloads = Metrics(), Reloads()
-    async with renewing(config, metrics) as leases, key_ring(config, reloads) as ring:
+    async with (
+        renewing(config, metrics) as leases,
+        key_ring(config, reloads) as ring,
+        client_tls(config, reloads) as tls,
+    ):
         fleet = _fleet(config)
         authorization = engine_authorization(config)
-        membership = Membership(fleet, rules_of(config, authorization))
+        membership = Membership(fleet, rules_of(config, authorization, engine_tls(config)))
         conversations = Conversations(
             LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes),
             secrets.token_bytes(LINEAGE_KEY_BYTES),
@@ -134,7 +141,7 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
             async with (
                 sourced(config, membership, reloads),
                 contextlib.aclosing(Prober(fleet, config.health)),
-                _public(config, service) as (server, port),
+                _public(config, service, tls) as (server, port),
                 _admin(config, admin) as admin_port,
             ):
                 yield Ports(port, admin_port)
@@ -163,11 +170,17 @@ def _fleet(config: RouterConfig) -> Fleet:
 
 
 @contextlib.asynccontextmanager
-async def _public(config: RouterConfig, service: Service) -> AsyncIterator[tuple[asyncio.Server, int]]:
+async def _public(
+    config: RouterConfig, service: Service, tls: ssl.SSLContext | None
+) -> AsyncIterator[tuple[asyncio.Server, int]]:
     """The clients' port, open as long as the block lasts."""
     listening = _listen(config.host, config.port, "--host, --port")
     server = await asyncio.get_running_loop().create_server(
-        lambda: ClientConnection(service), sock=listening, backlog=LISTEN_BACKLOG
+        lambda: ClientConnection(service),
+        sock=listening,
+        backlog=LISTEN_BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
     )
     try:
         yield server, listening.getsockname()[1]
