@@ -40,7 +40,6 @@ def made(*targets: Target, slow_start_s: float = 10.0) -> tuple[Membership, Cloc
     fleet = Fleet([], [], clock, LeastLoaded(), AppendLimits())
     membership = Membership(fleet, EngineRules(slow_start_s=slow_start_s))
     membership.set("flags", targets)
-    membership.started()
     membership.fleet.listeners.append(lambda event, engine: heard.append((event.value, engine.name)))
     return membership, clock, heard
 

@@ -34,6 +34,7 @@ class Timeouts:
     keep_alive_s: float = 75.0
     idle_timeout_s: float = 3600.0  # without one byte from decode (an unstreamed answer is silent to its end)
     drain_timeout_s: float = 10.0  # for answers under way when told to stop
+    dns_interval_s: float = 10.0
     reload_interval_s: float = 2.0  # as fast as an operator looks for an effect
 
 
@@ -102,6 +103,30 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
+class Discovery:
+    """Engines behind DNS names (base URLs), and engines that are pods.
+
+    A pod is found by the selector of its role, or by `pod_selector` with its role in the label
+    `pod_role_label`.
+    """
+
+    prefill_dns: tuple[str, ...] = ()
+    decode_dns: tuple[str, ...] = ()
+    prefill_selector: str | None = None
+    decode_selector: str | None = None
+    pod_selector: str | None = None
+    pod_role_label: str = "kvloop-role"
+    pod_namespace: str = "default"
+    pod_port: int = 8000  # vLLM's own
+    kubeconfig: str | None = None
+
+    @property
+    def wants_pods(self) -> bool:
+        """Whether the API server is asked at all."""
+        return any((self.prefill_selector, self.decode_selector, self.pod_selector))
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Engines' base URLs, where to listen, and how to behave. UserError for what cannot work."""
 
@@ -122,13 +147,17 @@ class RouterConfig:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: Health = field(default_factory=Health)
+    discovery: Discovery = field(default_factory=Discovery)
     access: Access = field(default_factory=Access)
     tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:
-        if not self.decode and self.config_file is None:
+        found = self.discovery
+        if not self.decode and not self.config_file and not found.decode_dns and not found.wants_pods:
             raise UserError("at least one --decode URL is needed, or a --config file that names engines")
-        for url in (*self.prefill, *self.decode):
+        if not 0 < found.pod_port < 65536:
+            raise UserError(f"--pod-port {found.pod_port} is not a port number")
+        for url in (*self.prefill, *self.decode, *found.prefill_dns, *found.decode_dns):
             check_url(url)
         for group in (self.limits, self.timeouts, self.health):
             for bound in fields(group):

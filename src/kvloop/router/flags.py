@@ -2,11 +2,13 @@
 
 import argparse
 from dataclasses import fields
+from typing import Any
 
 from kvloop.core.policy import POLICIES
 from kvloop.router.config import (
     Access,
     Choice,
+    Discovery,
     Health,
     LeasePolicy,
     Leases,
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = RouterConfig(decode=("http://localhost",))
     _add_engines(parser)
     _add_ports(parser, default)
+    _add_discovery(parser, default.discovery)
     _add_access(parser)
     _add_tls(parser)
     _add_turns(parser, default)
@@ -70,6 +73,47 @@ def _add_ports(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
         "drain_delay_s",
         default.drain_delay_s,
         "that a router which is told to stop still takes requests while its /health is 503",
+    )
+
+
+def _add_discovery(parser: argparse.ArgumentParser, default: Discovery) -> None:
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}-dns",
+            metavar="URL",
+            action="append",
+            default=[],
+            help=f"a base URL; every address of its host's name is a {role} engine; repeat for more",
+        )
+        parser.add_argument(
+            f"--{role}-selector",
+            metavar="LABELS",
+            help=f"a Kubernetes label selector; every ready pod that it finds is a {role} engine",
+        )
+    parser.add_argument(
+        "--pod-selector", metavar="LABELS", help="the same for pods that say their role in a label"
+    )
+    parser.add_argument(
+        "--pod-role-label",
+        metavar="NAME",
+        default=default.pod_role_label,
+        help="that label; it says prefill, decode or both (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pod-namespace",
+        metavar="NAME",
+        default=default.pod_namespace,
+        help="the namespace of the pods (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pod-port",
+        type=int,
+        metavar="PORT",
+        default=default.pod_port,
+        help="the port that engines in pods listen on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE", help="how to log in to Kubernetes (default: as a pod of the cluster)"
     )
 
 
@@ -186,12 +230,19 @@ def from_args(namespace: argparse.Namespace, api_key: str | None = None) -> Rout
             break_even_s=namespace.break_even_s,
             max_leases=namespace.max_leases,
         ),
+        discovery=_discovery(namespace),
         access=Access(namespace.api_keys_file, api_key or None, namespace.engine_api_key_file),
         tls=Tls(**{one.name: getattr(namespace, one.name) for one in fields(Tls)}),
         limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
         timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),
         health=Health(**{bound.name: getattr(namespace, bound.name) for bound in fields(Health)}),
     )
+
+
+def _discovery(namespace: argparse.Namespace) -> Discovery:
+    said: dict[str, Any] = {one.name: getattr(namespace, one.name) for one in fields(Discovery)}
+    said |= {name: tuple(said[name]) for name in ("prefill_dns", "decode_dns")}
+    return Discovery(**said)
 
 
 _CHOICE_HELP = {
@@ -215,6 +266,7 @@ _BOUND_HELP = {
     "probe_fall": "missed probes in a row that take an engine out",
     "probe_rise": "passed probes in a row that bring it back",
     "slow_start_s": "in which a new or returned engine's share of the load grows to the whole",
+    "dns_interval_s": "between two questions for a --prefill-dns or --decode-dns name, give or take a fifth",
     "reload_interval_s": "between two looks at the files that are read again when they change",
     "max_connections": "clients' connections",
     "max_header_bytes": "a request's line and headers; more is answered with 431",

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvloop.router.fleet import Fleet
+from kvloop.router.membership import Membership
 from kvloop.router.watch import Reloads
 
 
 class FleetState(Collector):
     """Every engine as it is now."""
 
-    def __init__(self, fleet: Fleet, reloads: Reloads) -> None:
-        self._fleet = fleet
+    def __init__(self, membership: Membership, reloads: Reloads) -> None:
+        self._membership = membership
+        self._fleet = membership.fleet
         self._reloads = reloads
 
     def collect(self) -> Iterator[Metric]:
@@ -45,6 +46,12 @@ class FleetState(Collector):
             "Engines that only finish what they have",
             value=len(self._fleet.leaving),
         )
+        failures = CounterMetricFamily(
+            "kvloop_router_discovery_failures", "Sources of engines that gave no answer", labels=("source",)
+        )
+        for source, count in self._membership.failures.items():
+            failures.add_metric((source,), count)
+        yield failures
         reloads = CounterMetricFamily(
             "kvloop_router_file_reloads", "Files that had changed, by outcome", labels=("file", "outcome")
         )

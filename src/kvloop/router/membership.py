@@ -8,6 +8,7 @@ engine any more.
 
 import logging
 import ssl
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -24,22 +25,22 @@ _NS_PER_S = 1_000_000_000
 
 
 class Membership:
-    """Keeps a fleet as its sources want it."""
+    """Keeps a fleet as its sources want it. `failures`: questions without an answer, by source."""
 
     def __init__(self, fleet: Fleet, rules: EngineRules) -> None:
         self.fleet = fleet
         self._rules = rules
+        self.failures: Counter[str] = Counter()
         self._sources: dict[str, tuple[Target, ...]] = {}
         self._wanted: dict[str, Target] = {}
         self._drained: set[str] = set()
-        self._is_start = True
-
-    def started(self) -> None:
-        """From now on an engine that joins is new among others, and starts slowly."""
-        self._is_start = False
 
     def set(self, source: str, targets: Iterable[Target]) -> None:
-        """All that a source knows of, from now on. Beyond `MAX_TARGETS` the rest is left out."""
+        """All that a source knows of, from now on. Beyond `MAX_TARGETS` the rest is left out.
+
+        An engine that only a later word names is new, and starts slowly.
+        """
+        is_first_word = source not in self._sources
         self._sources[source] = tuple(islice(targets, MAX_TARGETS))
         wanted = united(target for known in self._sources.values() for target in known)
         if len(wanted) > MAX_TARGETS:
@@ -47,7 +48,7 @@ class Membership:
             wanted = dict(islice(wanted.items(), MAX_TARGETS))
         self._wanted = wanted
         self._drained &= wanted.keys()
-        self._reconcile()
+        self._reconcile(is_first_word)
 
     def drain(self, url: str) -> list[str]:
         """Let the engines of a URL, or the one of that name, take nothing new. Their names."""
@@ -72,7 +73,7 @@ class Membership:
         url = url.rstrip("/")
         return [name for name, target in self._wanted.items() if url in (name, target.url)]
 
-    def _reconcile(self) -> None:
+    def _reconcile(self, is_first_word: bool = False) -> None:
         fleet = self.fleet
         present = {engine.name: engine for engine in fleet.engines()}
         for name in present:
@@ -83,7 +84,7 @@ class Membership:
                 continue
             if name not in present and not fleet.restore(name):
                 engine = Engine.of(target, self._rules)
-                if not self._is_start:
+                if not is_first_word:
                     engine.is_new(self.fleet.now_s)
                 fleet.add(engine)
             else:

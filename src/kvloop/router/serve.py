@@ -124,7 +124,7 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
         )
         conversations.on_incarnation = fleet.saw_incarnation
         metrics.observe(conversations.table)
-        metrics.registry.register(FleetState(fleet, reloads))
+        metrics.registry.register(FleetState(membership, reloads))
         if ring is not None:
             metrics.registry.register(KeyState(ring))
         proxy = Proxy(config, fleet, conversations, metrics)
