@@ -56,7 +56,7 @@ async def test_signals_end_it() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             process, port = await started(engine.url)
             async with raw_client(port) as client:
-                client.send(b"GET /health HTTP/1.1\r\n\r\n")
+                client.send(get("/health"))
                 assert (await client.answer())[0] == 200
                 process.send_signal(number)
                 assert await client.closed()

@@ -2,7 +2,8 @@
 
 Whatever breaks HTTP or a bound becomes the parser's `refusal`, a status and a sentence, after which it reads
 no more: where a message ends that could not be read is anybody's guess (request smuggling lives on such
-guesses). llhttp refuses what has both a length and chunks, two lengths, folded headers and bare line feeds.
+guesses). llhttp refuses what has both a length and chunks, two lengths, folded headers and bare line feeds;
+`_check_framing` what it takes and another server may take for something else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,14 @@ class BodyBudget:
 
 class _StopError(Exception):
     """Stops llhttp from within a callback."""
+
+
+def _path(url: bytes) -> bytes:
+    """A request target's path: of `/path?query`, or of the same with scheme and host before it."""
+    path = url.partition(b"?")[0]
+    if path[:1] != b"/" and b"://" in path:
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return path
 
 
 class RequestParser:
@@ -155,8 +164,11 @@ class RequestParser:
         self._in_head = False
         self._silent_bytes = 0
         self._named = dict(self._headers)
+        self._path = _path(self._url)
+        self._http10 = self._parser.get_http_version() == "1.0"
+        self._check_framing()
         if self._gate is not None:
-            verdict = self._gate.admit(self._url.partition(b"?")[0], self._headers, self._named)
+            verdict = self._gate.admit(self._path, self._headers, self._named)
             if isinstance(verdict, Refusal):
                 self.refusal = verdict
                 raise _StopError
@@ -187,16 +199,31 @@ class RequestParser:
         self.receiving = self.owes_continue = False
         request = Request(
             method=self._parser.get_method().decode("latin-1"),
-            path=self._url.partition(b"?")[0].decode("latin-1"),
+            path=self._path.decode("latin-1"),
             headers=self._headers,
             keep_alive=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
-            http10=self._parser.get_http_version() == "1.0",
+            http10=self._http10,
             body=bytes(self._body[0]) if len(self._body) == 1 else b"".join(self._body),
             named=self._named,
             admitted=self._admitted,
         )
         self._body, self.body_bytes = [], 0
         self._whole.append(request)
+
+    def _check_framing(self) -> None:
+        """Refuse what llhttp takes and somebody else may take for something else (RFC 9112, 3.2 and 6.1)."""
+        named = self._named
+        hosts = b"host" in named
+        if len(named) < len(self._headers):
+            names = [name for name, _ in self._headers]
+            hosts = names.count(b"host") == 1
+            if names.count(b"transfer-encoding") > 1:
+                self._refuse(400, "the request has two Transfer-Encoding headers")
+        coding = named.get(b"transfer-encoding")
+        if coding is not None and (self._http10 or coding.strip().lower() != b"chunked"):
+            self._refuse(400, "the only transfer coding is chunked, and in HTTP/1.1")
+        if not self._http10 and (not hosts or self._parser.get_http_version() != "1.1"):
+            self._refuse(400, "this server speaks HTTP/1.1, with one Host header")
 
     def _count_head(self, size_bytes: int) -> None:
         self._head_bytes += size_bytes
