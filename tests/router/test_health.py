@@ -14,7 +14,7 @@ from kvloop.router.engine import Engine
 from kvloop.router.fleet import Fleet
 from kvloop.router.health import Prober
 from tests.router.decode_peer import decode_peer
-from tests.router.fake_engine import Answer, Asked, decode_plan, engines, json_answer
+from tests.router.fake_engine import Answer, Asked, decode_plan, engines, json_answer, prefill_plan
 from tests.router.harness import HELLO, Stack, in_loop, stack, until
 from tests.router.test_engines_file import listed, named
 from tests.router.test_leases import renewing
@@ -155,3 +155,46 @@ async def test_a_handle_tells_of_a_restart() -> None:
             for _ in range(2):
                 await router.chat([HELLO])
             assert restarted.call_count == 1
+
+
+@in_loop
+async def test_prefill_stays_until_decode_has_read() -> None:
+    """A prefill engine that is drained leaves when decode, which reads from it, has begun to answer."""
+    go = asyncio.Event()
+
+    def slow(asked: Asked) -> Answer:
+        answer = decode_plan(asked)
+        answer.before_head = go
+        return answer
+
+    async with stack(decode=[slow]) as router:
+        turn = asyncio.create_task(router.chat([HELLO]))
+        await until(lambda: router.decode[0].asked != [])
+        url = router.prefill[0].url
+        await router.admin.post("/engines/drain", json={"url": url})
+        row = (await router.admin.get("/engines")).json()["engines"][0]
+        assert (row["state"], row["in_flight"], row["held"]) == ("draining", 0, 1)
+        go.set()
+        assert (await turn).status_code == 200
+        await becomes(router, url, "drained")
+
+
+@in_loop
+async def test_an_engine_that_left_in_between() -> None:
+    """An engine that would be asked once more, and has left since, is passed over, and the turn is served."""
+    go = asyncio.Event()
+
+    def fails(asked: Asked) -> Answer:
+        answer = json_answer(b"{}", 500)
+        answer.before_head = go
+        return answer if "kvloop_handle" in asked.params else prefill_plan(asked)
+
+    async with stack(prefill=[fails]) as router:
+        await router.chat([HELLO])
+        turn = asyncio.create_task(router.chat([HELLO]))
+        await until(lambda: len(router.prefill[0].asked) == 2)
+        await router.admin.post("/engines/drain", json={"url": router.prefill[0].url})
+        go.set()
+        answer = await turn
+        assert (answer.status_code, answer.headers["x-kvloop-route"]) == (200, "decode")
+        assert len(router.prefill[0].asked) == 2
