@@ -8,7 +8,9 @@ from prometheus_client.registry import Collector
 
 from kvloop.core import breaker
 from kvloop.core.breaker import BreakerRules
+from kvloop.core.decision import AppendLimits
 from kvloop.core.diagram import state_diagram
+from kvloop.core.policy import Kv
 from kvloop.router.access import KeyState
 from kvloop.router.config import Discovery, Health, RouterConfig, Timeouts
 from kvloop.router.engine import EngineRules
@@ -67,8 +69,8 @@ def names_of(*collectors: Collector) -> set[str]:
 
 def test_the_page_lists_the_metrics() -> None:
     """All that there are, and none that there are not."""
-    fleet = Fleet([], [], lambda: 0.0)
-    state = FleetState(Membership(fleet, EngineRules(), lambda: 0.0), Reloads())
+    fleet = Fleet([], [], lambda: 0, Kv(), AppendLimits())
+    state = FleetState(Membership(fleet, EngineRules()), Reloads())
     listed = set(re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Metrics")[2], re.M))
     assert {f"kvloop_router_{name}" for name in listed} == names_of(state, KeyState(KeyRing()))
 

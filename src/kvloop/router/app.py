@@ -63,7 +63,7 @@ class App:
         identifier = request_id(request)
         response.headers.append((REQUEST_ID, identifier))
         lines = forwarded(request, identifier)
-        asked = [self._ask_models(engine, lines) for engine in self._fleet.engines()]
+        asked = [self._ask_models(engine, lines) for engine in self._fleet.servers()]
         answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
         served = [body for head, body in answers if head.status == 200]
         merged = merged_models(served)

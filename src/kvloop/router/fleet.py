@@ -66,6 +66,10 @@ class Fleet:
         """Every engine that takes requests, once, prefill first."""
         return [*{**self.prefill, **self.decode}.values()]
 
+    def servers(self) -> list[Engine]:
+        """One engine per server: of several ranks, the first."""
+        return [*{engine.url: engine for engine in reversed(self.engines())}.values()][::-1]
+
     def find(self, name: str) -> Engine | None:
         """An engine that takes requests, or is leaving."""
         return self.prefill.get(name) or self.decode.get(name) or self.leaving.get(name)
@@ -153,6 +157,18 @@ class Fleet:
         """Abort every connection."""
         for engine in [*self.engines(), *self.leaving.values()]:
             engine.close()
+
+    def check_integrity(self) -> None:
+        """AssertionError where an engine is not where its role and state say, or stays for nothing."""
+        for name, engine in {**self.prefill, **self.decode, **self.leaving}.items():
+            assert name == engine.name == engine.target.name
+            assert engine.leaving == (name in self.leaving)
+            serves = not engine.leaving
+            assert (self.prefill.get(name) is engine) == (serves and engine.role is not Role.DECODE)
+            assert (self.decode.get(name) is engine) == (serves and engine.role is not Role.PREFILL)
+            assert serves or engine.in_flight or engine.held, "nothing left to do, and still here"
+            engine.breaker.check_integrity()
+        self.placement.check_integrity()
 
     def _eligible(self, ask: Ask) -> Eligible:
         """Those worth trying. Of an engine with a part of the others' share, in so many turns of all; a turn

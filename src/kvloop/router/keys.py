@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from kvloop.core.rate import TokenBucket
 from kvloop.router.strict import Section, read_strictly
 
-MAX_KEYS = 10_000
+MAX_KEYS = 5_000
 MAX_KEY_BYTES = 1024  # of what a client presents
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

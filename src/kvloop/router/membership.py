@@ -69,6 +69,14 @@ class Membership:
         leaving = {name: engine.target for name, engine in self.fleet.leaving.items()}
         return [self._row(target) for target in {**self._wanted, **leaving}.values()]
 
+    def check_integrity(self) -> None:
+        """AssertionError where the fleet is not what the sources and the operator want."""
+        self.fleet.check_integrity()
+        assert self._drained <= self._wanted.keys()
+        serving = {engine.name: engine.target for engine in self.fleet.engines()}
+        wanted = {name: one for name, one in self._wanted.items() if name not in self._drained}
+        assert serving == wanted
+
     def _named(self, url: str) -> list[str]:
         url = url.rstrip("/")
         return [name for name, target in self._wanted.items() if url in (name, target.url)]
