@@ -32,12 +32,14 @@ def entry(name: str, key: str, more: str = "") -> str:
 
 
 @contextlib.asynccontextmanager
-async def guarded(*entries: str, **settings: Any) -> AsyncIterator[tuple[Stack, Path]]:
+async def guarded(
+    *entries: str, env: str | None = None, **settings: Any
+) -> AsyncIterator[tuple[Stack, Path]]:
     """A router with these keys, and their file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "keys.yaml")
         path.write_text("keys:\n" + "".join(entries))
-        async with stack(access=Access(str(path)), **settings) as router:
+        async with stack(access=Access(str(path), env), **settings) as router:
             yield router, path
 
 
@@ -203,12 +205,14 @@ async def _until_asked(router: Stack) -> None:
 
 @in_loop
 async def test_the_file_is_read_again() -> None:
-    """A key that is taken out is refused, one that is put in is let in, a mistake changes nothing."""
-    async with guarded(entry("alice", ALICE), timeouts=RELOADING) as (router, path):
+    """A key that is taken out is refused, one that is put in is let in; the environment's stays, and what
+    a mistake was to change."""
+    async with guarded(entry("alice", ALICE), env=OTHER, timeouts=RELOADING) as (router, path):
         path.write_text("keys:\n" + entry("bob", BOB))
         while (await asked(router, BOB)).status_code == 401:
             await asyncio.sleep(0.01)
         assert (await asked(router, ALICE)).status_code == 401
+        assert (await asked(router, OTHER)).status_code == 200
         path.write_text("keys:\n- name: x\n")
         while not await router.metric('file_reloads_total{file="api-keys-file",outcome="refused"}'):
             await asyncio.sleep(0.01)

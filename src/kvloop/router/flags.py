@@ -2,13 +2,11 @@
 
 import argparse
 from dataclasses import fields
-from typing import Any
 
 from kvloop.core.policy import POLICIES
 from kvloop.router.config import (
     Access,
     Choice,
-    Discovery,
     Health,
     LeasePolicy,
     Leases,
@@ -17,6 +15,7 @@ from kvloop.router.config import (
     Timeouts,
     Tls,
 )
+from kvloop.router.flags_outside import add_access, add_discovery, add_tls, discovery_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = RouterConfig(decode=("http://localhost",))
     _add_engines(parser)
     _add_ports(parser, default)
-    _add_discovery(parser, default.discovery)
-    _add_access(parser)
-    _add_tls(parser)
+    add_discovery(parser, default.discovery)
+    add_access(parser)
+    add_tls(parser)
     _add_turns(parser, default)
     _add_leases(parser, default.leases)
     for group in (default.timeouts, default.limits, default.health):
@@ -74,71 +73,6 @@ def _add_ports(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
         default.drain_delay_s,
         "that a router which is told to stop still takes requests while its /health is 503",
     )
-
-
-def _add_discovery(parser: argparse.ArgumentParser, default: Discovery) -> None:
-    for role in ("prefill", "decode"):
-        parser.add_argument(
-            f"--{role}-dns",
-            metavar="URL",
-            action="append",
-            default=[],
-            help=f"a base URL; every address of its host's name is a {role} engine; repeat for more",
-        )
-        parser.add_argument(
-            f"--{role}-selector",
-            metavar="LABELS",
-            help=f"a Kubernetes label selector; every ready pod that it finds is a {role} engine",
-        )
-    parser.add_argument(
-        "--pod-selector", metavar="LABELS", help="the same for pods that say their role in a label"
-    )
-    parser.add_argument(
-        "--pod-role-label",
-        metavar="NAME",
-        default=default.pod_role_label,
-        help="that label; it says prefill, decode or both (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--pod-namespace",
-        metavar="NAME",
-        default=default.pod_namespace,
-        help="the namespace of the pods (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--pod-port",
-        type=int,
-        metavar="PORT",
-        default=default.pod_port,
-        help="the port that engines in pods listen on (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--kubeconfig", metavar="FILE", help="how to log in to Kubernetes (default: as a pod of the cluster)"
-    )
-
-
-def _add_access(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--api-keys-file",
-        metavar="FILE",
-        help="the API keys that clients need, as `kvloop keygen --api-key` writes them, read again when it "
-        "changes; a single key can be given in KVLOOP_API_KEY instead",
-    )
-    parser.add_argument(
-        "--engine-api-key-file",
-        metavar="FILE",
-        help="the key that engines ask for (vLLM's --api-key), sent to them instead of the client's",
-    )
-
-
-def _add_tls(parser: argparse.ArgumentParser) -> None:
-    for flag, what in (
-        ("--ssl-certfile", "the public port's certificate and its chain; read again when it changes"),
-        ("--ssl-keyfile", "its key, where the certificate's file does not hold it"),
-        ("--ssl-ca-certs", "authorities; clients have to show a certificate of one of them"),
-        ("--engine-ca-file", "authorities that engines' certificates are of (default: the system's)"),
-    ):
-        parser.add_argument(flag, metavar="FILE", help=what)
 
 
 def _add_turns(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
@@ -230,19 +164,13 @@ def from_args(namespace: argparse.Namespace, api_key: str | None = None) -> Rout
             break_even_s=namespace.break_even_s,
             max_leases=namespace.max_leases,
         ),
-        discovery=_discovery(namespace),
+        discovery=discovery_of(namespace),
         access=Access(namespace.api_keys_file, api_key or None, namespace.engine_api_key_file),
         tls=Tls(**{one.name: getattr(namespace, one.name) for one in fields(Tls)}),
         limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
         timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),
         health=Health(**{bound.name: getattr(namespace, bound.name) for bound in fields(Health)}),
     )
-
-
-def _discovery(namespace: argparse.Namespace) -> Discovery:
-    said: dict[str, Any] = {one.name: getattr(namespace, one.name) for one in fields(Discovery)}
-    said |= {name: tuple(said[name]) for name in ("prefill_dns", "decode_dns")}
-    return Discovery(**said)
 
 
 _CHOICE_HELP = {
