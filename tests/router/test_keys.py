@@ -282,3 +282,14 @@ def test_keygen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["keygen", "--api-key", name, str(path)]) == 2
     assert path.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["keys.yaml"]
+
+
+def test_the_environment_s_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kvloop route` takes it, an empty one is none, and no repr of the config shows it."""
+    configs: list[RouterConfig] = []
+    monkeypatch.setattr("kvloop.router.serve.run", configs.append)
+    for value in (ALICE, ""):
+        monkeypatch.setenv("KVLOOP_API_KEY", value)
+        assert main(["route", "--decode", "http://d:1"]) == 0
+    assert [config.access.api_key for config in configs] == [ALICE, None]
+    assert ALICE not in repr(configs)

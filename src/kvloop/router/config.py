@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from math import inf
 
 from kvloop.core.returns import DEFAULT_BREAK_EVEN_NS
 from kvloop.errors import UserError
@@ -161,7 +162,7 @@ class RouterConfig:
             check_url(url)
         for group in (self.limits, self.timeouts, self.health):
             for bound in fields(group):
-                if getattr(group, bound.name) <= 0:
+                if not 0 < getattr(group, bound.name) < inf:
                     raise UserError(f"--{bound.name.replace('_', '-')} must be positive")
         if self.health.breaker_ratio > 1:
             raise UserError("--breaker-ratio must be at most 1")
@@ -171,8 +172,8 @@ class RouterConfig:
             raise UserError("--append-... and --explain-log-every must not be negative")
         if self.tls.ssl_certfile is None and (self.tls.ssl_keyfile or self.tls.ssl_ca_certs):
             raise UserError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
-        if self.drain_delay_s < 0:
-            raise UserError("--drain-delay-s must not be negative")
+        if not 0 <= self.drain_delay_s < inf:
+            raise UserError("--drain-delay-s must be at least 0")
         if min(self.leases.max_leases, self.leases.break_even_s) <= 0:
             raise UserError("--max-leases and --break-even-s must be positive")
         if not 0 < self.leases.renew_interval_s < self.leases.lease_term_s <= MAX_TERM_MS / 1000:
