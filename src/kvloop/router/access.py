@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 from kvloop.errors import UserError
 from kvloop.router.config import RouterConfig
 from kvloop.router.keys import MAX_KEY_BYTES, KeyRing, KeySpec, read_keys, spec_of
-from kvloop.router.watch import Reloads, WatchedFile, read_file, running
+from kvloop.router.membership import Membership
+from kvloop.router.watch import Reloads, WatchedFile, running
 
 ENV_NAME = "env"
 
@@ -40,14 +41,28 @@ async def key_ring(config: RouterConfig, reloads: Reloads) -> AsyncIterator[KeyR
         yield ring
 
 
-def engine_authorization(config: RouterConfig) -> bytes | None:
-    """What engines get as `Authorization`, None for what the client sent. UserError if there is no key."""
-    setting, path = "--engine-api-key-file", config.access.engine_api_key_file
+@contextlib.asynccontextmanager
+async def engine_key(config: RouterConfig, reloads: Reloads, membership: Membership) -> AsyncIterator[bool]:
+    """What engines get as `Authorization`, as the file has it as long as the block lasts.
+
+    False for what the client sent. UserError if the file holds no key.
+    """
+    path = config.access.engine_api_key_file
     if path is None:
-        return None
-    key = read_file(path, setting).strip()
+        yield False
+        return
+    file = WatchedFile("--engine-api-key-file", path, _authorization, membership.authorize, reloads)
+    task = asyncio.get_running_loop().create_task(file.follow(config.timeouts.reload_interval_s))
+    async with running(task):
+        yield True
+
+
+def _authorization(path: str, data: bytes) -> bytes:
+    key = data.strip()
     if not 0 < len(key) <= MAX_KEY_BYTES or not all(33 <= byte <= 126 for byte in key):
-        raise UserError(f"{setting} {path!r} must hold one key of printable characters, and nothing else")
+        raise UserError(
+            f"--engine-api-key-file {path!r} must hold one key of printable characters, and nothing else"
+        )
     return b"Bearer " + key
 
 

@@ -65,7 +65,8 @@ class Engine:
         self.leaving = False
         self.on_idle: Callable[[Engine], None] | None = None
         self.authority = parts.netloc.encode()
-        self.lines = _lines(target.rank, rules.authorization)
+        self.lines = b""
+        self.authorize(rules.authorization)
         self.breaker = Breaker(rules.breaker)
         self.probes = ProbeGate(rules.fall, rules.rise)
         self.incarnation: str | None = None
@@ -78,6 +79,12 @@ class Engine:
             tls = rules.tls or ssl.create_default_context(), target.server_name or host
         port = parts.port or (443 if tls else 80)
         self._pool = Pool(host, port, rules.connect_timeout_s, tls)
+
+    def authorize(self, authorization: bytes | None) -> None:
+        """What it gets as `Authorization` from now on, None for what the client sent."""
+        rank = self.target.rank
+        lines = b"" if rank is None else b"x-data-parallel-rank: %d\r\n" % rank
+        self.lines = lines if authorization is None else lines + b"authorization: %b\r\n" % authorization
 
     @property
     def role(self) -> Role:
@@ -200,9 +207,3 @@ class Engine:
 
 def _ns(now_s: float) -> int:
     return int(now_s * _NS_PER_S)
-
-
-def _lines(rank: int | None, authorization: bytes | None) -> bytes:
-    """The headers that this engine gets with every request."""
-    lines = b"" if rank is None else b"x-data-parallel-rank: %d\r\n" % rank
-    return lines if authorization is None else lines + b"authorization: %b\r\n" % authorization

@@ -10,6 +10,7 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -49,6 +50,12 @@ class Membership:
         self._wanted = wanted
         self._drained &= wanted.keys()
         self._reconcile(is_first_word)
+
+    def authorize(self, authorization: bytes) -> None:
+        """What every engine gets as `Authorization` from now on."""
+        self._rules = replace(self._rules, authorization=authorization)
+        for engine in [*self.fleet.engines(), *self.fleet.leaving.values()]:
+            engine.authorize(authorization)
 
     def drain(self, url: str) -> list[str]:
         """Let the engines of a URL, or the one of that name, take nothing new. Their names."""
@@ -125,13 +132,8 @@ class Membership:
         }
 
 
-def rules_of(
-    config: RouterConfig, authorization: bytes | None = None, tls: ssl.SSLContext | None = None
-) -> EngineRules:
-    """How the config wants engines to be treated.
-
-    authorization: what they get as that header. tls: what their certificates are checked against.
-    """
+def rules_of(config: RouterConfig, tls: ssl.SSLContext | None = None) -> EngineRules:
+    """How the config wants engines to be treated. `tls`: what their certificates are checked against."""
     health = config.health
     breaker = BreakerRules(
         max_failures=health.breaker_failures,
@@ -146,6 +148,5 @@ def rules_of(
         fall=health.probe_fall,
         rise=health.probe_rise,
         slow_start_s=health.slow_start_s,
-        authorization=authorization,
         tls=tls,
     )

@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 from kvloop.core.decision import AppendLimits
 from kvloop.core.lineage import LineageTable
 from kvloop.errors import UserError
-from kvloop.router.access import KeyState, engine_authorization, key_ring
+from kvloop.router.access import KeyState, engine_key, key_ring
 from kvloop.router.admin import admin_app
 from kvloop.router.app import App
 from kvloop.router.config import RouterConfig
@@ -112,8 +112,7 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
         client_tls(config, reloads) as tls,
     ):
         fleet = _fleet(config)
-        authorization = engine_authorization(config)
-        membership = Membership(fleet, rules_of(config, authorization, engine_tls(config)))
+        membership = Membership(fleet, rules_of(config, engine_tls(config)))
         conversations = Conversations(
             LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes),
             secrets.token_bytes(LINEAGE_KEY_BYTES),
@@ -134,11 +133,12 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
             config.limits,
             config.timeouts,
             BodyBudget(config.limits.max_buffered_bytes),
-            Gate(ring, authorization is not None),
+            Gate(ring, config.access.engine_api_key_file is not None),
         )
         admin = admin_app(fleet, conversations, metrics, proxy.explanations, membership)
         try:
             async with (
+                engine_key(config, reloads, membership),
                 sourced(config, membership, reloads),
                 contextlib.aclosing(Prober(fleet, config.health)),
                 _public(config, service, tls) as (server, port),
