@@ -94,7 +94,10 @@ def test_keygen_writes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["up", "--prefill", "0"], "kvloop up: --prefill must be from 1 to 64, not 0\n"),
         (["up", "--port", "70000"], "kvloop up: the router's --port: 70000 is not a port number\n"),
-        (["route"], "kvloop route: at least one --decode URL is needed\n"),
+        (
+            ["route"],
+            "kvloop route: at least one --decode URL is needed, or a --config file that names engines\n",
+        ),
         (["route", "--decode", "nonsense"], "kvloop route: 'nonsense' is not an engine's base URL"),
     ],
 )

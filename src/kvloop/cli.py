@@ -6,6 +6,7 @@ flags are errors, except for `kvloop engine`, which passes them to vLLM.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,12 +43,12 @@ def _engine(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, li
 
 
 def _route(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
-    from kvloop.router import config, serve
+    from kvloop.router import flags, serve
 
-    config.add_arguments(parser)
+    flags.add_arguments(parser)
 
     def run(args: argparse.Namespace, _: list[str]) -> int:
-        serve.run(config.from_args(args))
+        serve.run(flags.from_args(args, os.environ.get("KVLOOP_API_KEY")))
         return 0
 
     return run
@@ -68,12 +69,20 @@ def _sim(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[
 
 
 def _keygen(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
-    from kvloop.local import secret
+    from kvloop.local import api_key, secret
 
-    parser.add_argument("file", metavar="FILE", help="where to write it; an existing file is left alone")
+    parser.add_argument("file", metavar="FILE", help="where to write it; an existing secret is left alone")
+    parser.add_argument(
+        "--api-key",
+        metavar="NAME",
+        help="add an API key of this name to a file for `kvloop route --api-keys-file`, and print it",
+    )
 
     def run(args: argparse.Namespace, _: list[str]) -> int:
-        secret.write_secret(args.file)
+        if args.api_key is None:
+            secret.write_secret(args.file)
+        else:
+            sys.stdout.write(api_key.add_api_key(args.file, args.api_key) + "\n")
         return 0
 
     return run
@@ -88,7 +97,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "run one vLLM server with the settings of its role", _engine, passes_unknown_on=True
         ),
         "sim": Command("simulate engines: the same protocols, modelled time, no model", _sim),
-        "keygen": Command("write the secret that the engines of one deployment share", _keygen),
+        "keygen": Command(
+            "write the secret that engines of one deployment share, or add an API key", _keygen
+        ),
     }
 )
 

@@ -24,7 +24,9 @@ def up(tmp_path: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_demo_holds_on_simulated_engines(tmp_path: Path) -> None:
     """Two of each, no model: every later turn comes back from decode, and reuse changes no answer."""
-    ended = up(tmp_path, "--sim", "instant", "--demo-only", "--prefill", "2", "--decode", "2")
+    ended = up(
+        tmp_path, "--sim", "instant", "--demo-only", "--policy", "sticky", "--prefill", "2", "--decode", "2"
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(re.findall(r"^ +[2-5] +return ", ended.stdout, re.MULTILINE)) == 4
     assert "The answers with and without reuse were the same in 5 of 5 turns." in ended.stdout

@@ -157,6 +157,8 @@ class FakeEngine:
         self.listed = 0
         self.listing_headers: dict[str, str] = {}
         self.connections = 0
+        self.probes = 0
+        self.healthy = True
         self.cancelled = asyncio.Event()
         self.close_after_answer = False
         self.url = ""
@@ -200,11 +202,17 @@ class FakeEngine:
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
         headers["x-served"] = str(len(self.generations()) + 1)
         asked = Asked(method, path, headers, raw)
-        self.asked.append(asked)
-        answer = self.plan(asked) if path != "/v1/models" else self.models
-        if answer is self.models:
+        if path == "/health":
+            self.probes += 1
+            answer = json_answer(b"", 200 if self.healthy else 503)
+        elif path == "/v1/models":
+            self.asked.append(asked)
             self.listed += 1
             self.listing_headers = headers
+            answer = self.models
+        else:
+            self.asked.append(asked)
+            answer = self.plan(asked)
         watch = asyncio.ensure_future(reader.read(1))
         writing = asyncio.ensure_future(self._write(writer, answer))
         await asyncio.wait((watch, writing), return_when=asyncio.FIRST_COMPLETED)

@@ -5,7 +5,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -73,19 +73,19 @@ async def stack(
     prefill = [prefill_plan] if prefill is None else prefill
     decode = [decode_plan] if decode is None else decode
     async with engines(*prefill, *decode) as started:
-        config = RouterConfig(
-            prefill=tuple(engine.url for engine in started[: len(prefill)]),
-            decode=tuple(engine.url for engine in started[len(prefill) :]),
-            host="127.0.0.1",
-            port=0,
-            admin_port=0,
-            models_interval_s=0,  # engines hear of nothing but what a test sends
-            limits=limits or Limits(),
-            timeouts=timeouts or Timeouts(drain_timeout_s=0.2),
-            choice=Choice("tests.router.return_first:ReturnFirst", append_max_tokens=0),
-        )
+        config: dict[str, Any] = {
+            "prefill": tuple(engine.url for engine in started[: len(prefill)]),
+            "decode": tuple(engine.url for engine in started[len(prefill) :]),
+            "host": "127.0.0.1",
+            "port": 0,
+            "admin_port": 0,
+            "models_interval_s": 0,  # engines hear of nothing but what a test sends
+            "limits": limits or Limits(),
+            "timeouts": timeouts or Timeouts(drain_timeout_s=0.2),
+            "choice": Choice("tests.router.return_first:ReturnFirst", append_max_tokens=0),
+        }
         async with (
-            serving(replace(config, **settings)) as ports,
+            serving(RouterConfig(**{**config, **settings})) as ports,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.port}", timeout=10) as client,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.admin_port}", timeout=10) as admin,
         ):

@@ -8,14 +8,17 @@ import pytest
 from kvloop.core.keeper import KeeperTimes
 from kvloop.errors import UserError
 from kvloop.router.config import (
+    Access,
+    Discovery,
+    Health,
     LeasePolicy,
     Leases,
     Limits,
     RouterConfig,
     Timeouts,
-    add_arguments,
-    from_args,
+    Tls,
 )
+from kvloop.router.flags import add_arguments, from_args
 from kvloop.router.heartbeat import keeper_of
 
 S = 1_000_000_000
@@ -81,6 +84,29 @@ def test_everything_said() -> None:
     )
 
 
+def test_what_is_around_it() -> None:
+    """Where engines are found, keys and certificates: each flag says its own field."""
+    config = parsed(
+        *["--config", "e.yaml", "--decode-dns", "http://d:1", "--decode-dns", "http://e:1"],
+        *["--prefill-dns", "http://p:1", "--prefill-selector", "a=b", "--decode-selector", "c=d"],
+        *["--pod-selector", "e=f", "--pod-role-label", "r", "--pod-namespace", "n", "--pod-port", "9"],
+        *["--kubeconfig", "k", "--api-keys-file", "keys", "--engine-api-key-file", "key"],
+        *["--ssl-certfile", "c", "--ssl-keyfile", "k", "--ssl-ca-certs", "a", "--engine-ca-file", "e"],
+        *["--drain-delay-s", "3", "--probe-fall", "4", "--breaker-ratio", "0.25"],
+    )
+    assert config == RouterConfig(
+        decode=(),
+        config_file="e.yaml",
+        drain_delay_s=3.0,
+        discovery=Discovery(
+            ("http://p:1",), ("http://d:1", "http://e:1"), "a=b", "c=d", "e=f", "r", "n", 9, "k"
+        ),
+        access=Access("keys", None, "key"),
+        tls=Tls("c", "k", "a", "e"),
+        health=Health(probe_fall=4, breaker_ratio=0.25),
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -97,6 +123,16 @@ def test_everything_said() -> None:
         (("--decode", "http://d", "--max-leases", "0"), "--max-leases"),
         (("--decode", "http://d", "--break-even-s", "0"), "--break-even-s"),
         (("--decode", "http://d", "--renew-interval-s", "0"), "--renew-interval-s"),
+        (("--decode", "http://d", "--probe-fall", "0"), "--probe-fall"),
+        (("--decode-selector", "a=b", "--pod-port", "0"), "--pod-port"),
+        (("--decode-dns", "d:1"), "base URL"),
+        (("--decode", "http://d", "--ssl-keyfile", "k"), "--ssl-certfile"),
+        (("--decode", "http://d", "--drain-delay-s", "-1"), "--drain-delay-s"),
+        (("--prefill-dns", "http://p"), "--decode"),
+        (("--decode", "http://d", "--drain-delay-s", "nan"), "--drain-delay-s"),
+        (("--decode", "http://d", "--probe-interval-s", "nan"), "--probe-interval-s"),
+        (("--decode", "http://d", "--breaker-ratio", "1.1"), "--breaker-ratio"),
+        (("--decode", "http://u:p@d"), "base URL"),
         (("--decode", "http://d", "--lease-term-s", "20"), "--lease-term-s"),
         (("--decode", "http://d", "--lease-term-s", "1e9"), "--lease-term-s"),
         (("--decode", "http://d", "--lease-term-s", "nan"), "--lease-term-s"),
@@ -113,7 +149,7 @@ def test_every_bound_has_a_flag() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     said = parser.format_help()
-    for group in (Leases, Limits, Timeouts):
+    for group in (Leases, Limits, Timeouts, Health):
         for bound in fields(group):
             assert f"--{bound.name.replace('_', '-')}" in said
 

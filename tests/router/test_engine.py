@@ -1,9 +1,13 @@
 """Passive health: how long an engine is left out, and what clears it."""
 
+from kvloop.core.breaker import BreakerRules
 from kvloop.core.decision import AppendLimits, Ask
 from kvloop.core.policy import Kv
-from kvloop.router.engine import BACKOFF_FIRST_S, BACKOFF_MAX_S, LOG_EVERY_S, Engine
+from kvloop.router.engine import LOG_EVERY_S, Engine
 from kvloop.router.fleet import Fleet
+
+BACKOFF_FIRST_S = BreakerRules().backoff_first_ns / 1e9
+BACKOFF_MAX_S = BreakerRules().backoff_max_ns / 1e9
 
 
 def engine() -> Engine:

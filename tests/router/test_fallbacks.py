@@ -297,3 +297,5 @@ async def test_lost_slots() -> None:
             await asyncio.gather(*(router.chat([HELLO], stream=bool(number % 2)) for number in range(6)))
             health = (await router.admin.get("/health")).json()
             assert [engine["in_flight"] for engine in health["engines"]] == [0, 0]
+            rows = (await router.admin.get("/engines")).json()["engines"]
+            assert [row["held"] for row in rows] == [0, 0]

@@ -13,11 +13,14 @@ from kvloop.router.request import BodyBudget, Request, RequestParser
 LIMITS = Limits(max_header_bytes=400, max_body_bytes=100)
 REQUESTS = [
     b"GET /a?b=c HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /b HTTP/1.1\r\nContent-Length: 5\r\nX-A: 1\r\nx-a: 2\r\n\r\nhello",
-    b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: 1\r\n\r\n",
+    b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nX-A: 1\r\nx-a: 2\r\n\r\nhello",
+    (
+        b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: 1\r\n\r\n"
+    ),
     b"POST /d HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n",
 ]
-BROKEN = b"POST /e HTTP/1.1\r\nContent-Length: 101\r\n\r\n"
+BROKEN = b"POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n"
 
 
 def parsed(pieces: list[bytes]) -> tuple[list[Request], RequestParser, BodyBudget]:
@@ -58,7 +61,7 @@ def test_headers_read() -> None:
     """Names come in lower case, values as they are, and of several the last one counts."""
     (request,), _, _ = parsed([REQUESTS[1]])
     assert (request.method, request.path, request.body) == ("POST", "/b", b"hello")
-    assert request.headers == [(b"content-length", b"5"), (b"x-a", b"1"), (b"x-a", b"2")]
+    assert request.headers == [(b"host", b"x"), (b"content-length", b"5"), (b"x-a", b"1"), (b"x-a", b"2")]
     assert (request.get(b"x-a"), request.get(b"nothing")) == (b"2", b"")
     assert parsed([REQUESTS[0]])[0][0].path == "/a"
     assert parsed([REQUESTS[3]])[0][0].keep_alive
@@ -66,7 +69,7 @@ def test_headers_read() -> None:
 
 def test_endless_trailers() -> None:
     """Trailers without an end are refused while they come in."""
-    head = b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nT: "
+    head = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nT: "
     _, parser, _ = parsed([head, *[b"x" * 100] * 5])
     assert parser.refusal is not None
     assert parser.refusal.status == 431
@@ -79,7 +82,7 @@ def test_body_in_large_reads() -> None:
         (b"Content-Length: 9000", b"x" * 9000),
         (b"Transfer-Encoding: chunked", b"bb8\r\n%b\r\n" % (b"x" * 3000) * 3 + b"0\r\n\r\n"),
     ):
-        whole = b"POST /c HTTP/1.1\r\n%b\r\n\r\n%b" % (head, framed)
+        whole = b"POST /c HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n%b" % (head, framed)
         parser = RequestParser(limits, BodyBudget(10**6))
         pieces = [whole[:50], *(whole[start : start + 1000] for start in range(50, len(whole), 1000))]
         bodies = [request.body for piece in pieces for request in parser.feed(piece)]
@@ -93,7 +96,7 @@ def test_a_body_takes_no_more_than_its_bytes(sizes: tuple[int, ...]) -> None:
     pieces = [b"%x\r\n%b\r\n" % (size, b"x" * size) for size in sizes]
     framed = b"".join(pieces) * (200_000 // sum(sizes))
     parser = RequestParser(Limits(max_body_bytes=10**6), BodyBudget(10**6))
-    parser.feed(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    parser.feed(b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     tracemalloc.start()
     try:
         for start in range(0, len(framed), 65_536):

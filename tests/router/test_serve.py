@@ -12,7 +12,7 @@ from kvloop.errors import UserError
 from kvloop.router.config import RouterConfig
 from kvloop.router.serve import serving
 from tests.router.fake_engine import DONE, chunk, engines, prefill_plan, stream_answer
-from tests.router.harness import HELLO, in_loop, post, raw_client, until
+from tests.router.harness import HELLO, get, in_loop, post, raw_client, until
 
 AT_ONCE_S = 20.0
 """Less than a drain may take here: whoever ends within it has not waited for one."""
@@ -56,7 +56,7 @@ async def test_signals_end_it() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             process, port = await started(engine.url)
             async with raw_client(port) as client:
-                client.send(b"GET /health HTTP/1.1\r\n\r\n")
+                client.send(get("/health"))
                 assert (await client.answer())[0] == 200
                 process.send_signal(number)
                 assert await client.closed()
@@ -104,8 +104,52 @@ async def test_nothing_left_behind() -> None:
     """After it has ended, no task and no connection of the router's is left in the loop."""
     async with engines(prefill_plan) as (engine,):
         before = len(asyncio.all_tasks())
-        config = RouterConfig(decode=(engine.url,), host="127.0.0.1", port=0, admin_port=0)
+        config = RouterConfig(
+            decode=(engine.url,), host="127.0.0.1", port=0, admin_port=0, models_interval_s=0
+        )
         async with serving(config) as ports, raw_client(ports.port) as client:
             client.send(post({"model": "tiny", "messages": [HELLO]}))
             await client.answer()
         await until(lambda: len(asyncio.all_tasks()) <= before)
+
+
+@in_loop
+async def test_load_balancers_are_told_first() -> None:
+    """While the delay lasts /health is 503 on both ports and requests are served; a signal cuts it short."""
+    async with engines(prefill_plan) as (engine,):
+        hurry = asyncio.Event()
+        config = RouterConfig(
+            decode=(engine.url,),
+            host="127.0.0.1",
+            port=0,
+            admin_port=0,
+            drain_delay_s=1000.0,
+            models_interval_s=0,
+        )
+        started, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+        async def run() -> None:
+            async with serving(config, hurry) as ports:
+                started.set_result(ports)
+                await stop.wait()
+
+        running = asyncio.create_task(run())
+        ports = await started
+        async with raw_client(ports.port) as client, raw_client(ports.admin_port) as operator:
+            client.send(get("/health"))
+            assert (await client.answer())[0] == 200
+            stop.set()
+            await asyncio.sleep(0)
+            client.send(get("/health"))
+            status, _, body = await client.answer()
+            assert (status, b"stopping" in body) == (503, True)
+            operator.send(get("/health"))
+            status, _, body = await operator.answer()
+            assert (status, b'"stopping"' in body) == (503, True)
+            client.send(post({"model": "m", "messages": [HELLO]}))
+            assert (await client.answer())[0] == 200
+            assert await reachable(ports.port)
+            hurry.set()
+            assert await client.closed()
+        await running
+        assert not await reachable(ports.port)

@@ -16,8 +16,10 @@ from starlette.routing import Route
 
 from kvloop.core.lineage import CONTENT, FiledTurn
 from kvloop.router.conversations import Conversations
+from kvloop.router.engine_admin import engine_routes
 from kvloop.router.explain import Explanations
 from kvloop.router.fleet import Fleet
+from kvloop.router.membership import Membership
 from kvloop.router.metrics import Metrics
 from kvloop.wire.refusal import error_body
 
@@ -30,14 +32,19 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 def admin_app(
-    fleet: Fleet, conversations: Conversations, metrics: Metrics, explanations: Explanations
+    fleet: Fleet,
+    conversations: Conversations,
+    metrics: Metrics,
+    explanations: Explanations,
+    membership: Membership,
 ) -> Starlette:
-    """The routes: `/metrics`, `/health`, `/decisions/{request id}`, `/conversations`,
+    """The routes: `/metrics`, `/health`, `/engines...`, `/decisions/{request id}`, `/conversations`,
     `/conversations/{kind}/{id}` and its `/keep`."""
     return Starlette(
         routes=[
             Route("/metrics", _metrics(metrics)),
             Route("/health", _health(fleet)),
+            *engine_routes(membership),
             Route("/decisions/{request_id:path}", _explain(explanations)),
             Route("/conversations", _list(conversations)),
             Route("/conversations/{kind}/{value:path}/keep", _keep(conversations), methods=["POST"]),
@@ -58,7 +65,7 @@ def _health(fleet: Fleet) -> Answer:
     async def answer(_: Request) -> Response:
         engines = [
             {
-                "url": engine.url,
+                "url": engine.name,
                 "role": engine.role,
                 "available": fleet.is_available(engine),
                 "in_flight": engine.in_flight,
@@ -66,9 +73,8 @@ def _health(fleet: Fleet) -> Answer:
             for engine in fleet.engines()
         ]
         healthy = fleet.healthy()
-        return JSONResponse(
-            {"status": "ok" if healthy else "down", "engines": engines}, 200 if healthy else 503
-        )
+        status = "stopping" if fleet.stopping else "ok" if healthy else "down"
+        return JSONResponse({"status": status, "engines": engines}, 200 if healthy else 503)
 
     return answer
 

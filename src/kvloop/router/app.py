@@ -74,7 +74,8 @@ class App:
         if self._fleet.healthy():
             response.send_json(200, b'{"status":"ok"}')
         else:
-            response.send_error(503, "no decode engine can be reached")
+            why = "the router is stopping" if self._fleet.stopping else "no decode engine can be reached"
+            response.send_error(503, why)
 
     async def _models(self, request: Request, response: Response) -> None:
         """What the engines serve: one engine's own answer, or the union of all."""

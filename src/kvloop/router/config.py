@@ -1,13 +1,12 @@
-"""What a router is told at its start, and the flags that say it. Nothing else configures it."""
+"""What a router is told at its start. Nothing else configures it; its flags are in `router.flags`."""
 
-import argparse
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from urllib.parse import urlsplit
+from math import inf
 
-from kvloop.core.policy import POLICIES
 from kvloop.core.returns import DEFAULT_BREAK_EVEN_NS
 from kvloop.errors import UserError
+from kvloop.router.target import check_url
 from kvloop.wire.control import MAX_TERM_MS
 
 _MIB = 1 << 20
@@ -39,6 +38,8 @@ class Timeouts:
     idle_timeout_s: float = 3600.0  # without one byte from decode (an unstreamed answer is silent to its end)
     response_age_s: float = 3600.0  # a stored response is kept so long after its last use
     drain_timeout_s: float = 10.0  # for answers under way when told to stop
+    dns_interval_s: float = 10.0
+    reload_interval_s: float = 2.0  # as fast as an operator looks for an effect
 
 
 class LeasePolicy(StrEnum):
@@ -72,16 +73,76 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Health:
+    """When an engine is left out, and how it comes back. See `core.breaker` and `core.probing`."""
+
+    breaker_failures: int = 5  # in a row, of those that may be the requests' own fault
+    breaker_ratio: float = 0.5  # of the hops within the window, once there are 20
+    breaker_window_s: float = 10.0
+    breaker_backoff_max_s: float = 8.0  # an engine that is back is found within this
+    probe_interval_s: float = 5.0
+    probe_timeout_s: float = 5.0  # a server that takes in long prompts is slow to answer anything
+    probe_fall: int = 3  # one lost packet takes nobody out
+    probe_rise: int = 2
+    slow_start_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask the router, and as whom it asks the engines. Without keys everybody may."""
+
+    api_keys_file: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    engine_api_key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM. With `ssl_ca_certs` clients have to show a certificate of these authorities."""
+
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    engine_ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """Engines behind DNS names (base URLs), and engines that are pods.
+
+    A pod is found by the selector of its role, or by `pod_selector` with its role in the label
+    `pod_role_label`.
+    """
+
+    prefill_dns: tuple[str, ...] = ()
+    decode_dns: tuple[str, ...] = ()
+    prefill_selector: str | None = None
+    decode_selector: str | None = None
+    pod_selector: str | None = None
+    pod_role_label: str = "kvloop-role"
+    pod_namespace: str = "default"
+    pod_port: int = 8000  # vLLM's own
+    kubeconfig: str | None = None
+
+    @property
+    def wants_pods(self) -> bool:
+        """Whether the API server is asked at all."""
+        return any((self.prefill_selector, self.decode_selector, self.pod_selector))
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Engines' base URLs, where to listen, and how to behave. UserError for what cannot work."""
 
     decode: tuple[str, ...]
     prefill: tuple[str, ...] = ()
+    config_file: str | None = None  # names more engines, and is read again when it changes
     host: str = "0.0.0.0"  # as vLLM's own server does
     port: int = 8000
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
     return_enabled: bool = True
+    drain_delay_s: float = 0.0  # between /health's saying so and the end of taking requests
     prefill_timeout_s: float = 300.0
     retention_s: float = 480.0  # decoder_kv_blocks_ttl: a handle is worth nothing after it
     tenant_header: str = "authorization"
@@ -90,197 +151,36 @@ class RouterConfig:
     leases: Leases = field(default_factory=Leases)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    health: Health = field(default_factory=Health)
+    discovery: Discovery = field(default_factory=Discovery)
+    access: Access = field(default_factory=Access)
+    tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:
-        if not self.decode:
-            raise UserError("at least one --decode URL is needed")
-        for url in (*self.prefill, *self.decode):
+        found = self.discovery
+        if not self.decode and not self.config_file and not found.decode_dns and not found.wants_pods:
+            raise UserError("at least one --decode URL is needed, or a --config file that names engines")
+        if not 0 < found.pod_port < 65536:
+            raise UserError(f"--pod-port {found.pod_port} is not a port number")
+        for url in (*self.prefill, *self.decode, *found.prefill_dns, *found.decode_dns):
             check_url(url)
-        for group in (self.limits, self.timeouts):
+        for group in (self.limits, self.timeouts, self.health):
             for bound in fields(group):
-                if getattr(group, bound.name) <= 0:
+                if not 0 < getattr(group, bound.name) < inf:
                     raise UserError(f"--{bound.name.replace('_', '-')} must be positive")
+        if self.health.breaker_ratio > 1:
+            raise UserError("--breaker-ratio must be at most 1")
         if min(self.prefill_timeout_s, self.retention_s) <= 0:
             raise UserError("--prefill-timeout-s and --retention-s must be positive")
         if min(getattr(self.choice, bound.name) for bound in fields(Choice) if bound.name != "policy") < 0:
             raise UserError("--append-... and --explain-log-every must not be negative")
         if self.models_interval_s < 0:
             raise UserError("--models-interval-s must not be negative")
+        if self.tls.ssl_certfile is None and (self.tls.ssl_keyfile or self.tls.ssl_ca_certs):
+            raise UserError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        if not 0 <= self.drain_delay_s < inf:
+            raise UserError("--drain-delay-s must be at least 0")
         if min(self.leases.max_leases, self.leases.break_even_s) <= 0:
             raise UserError("--max-leases and --break-even-s must be positive")
         if not 0 < self.leases.renew_interval_s < self.leases.lease_term_s <= MAX_TERM_MS / 1000:
             raise UserError("--renew-interval-s must be positive, and shorter than --lease-term-s")
-
-
-def check_url(url: str) -> None:
-    """UserError unless `url` is `http(s)://host[:port]`."""
-    try:
-        parts = urlsplit(url)
-        named = bool(parts.hostname) and (parts.port is None or 0 < parts.port < 65536)
-    except ValueError:
-        named = False
-    if not named or parts.scheme not in ("http", "https") or parts.path not in ("", "/") or parts.query:
-        raise UserError(f"{url!r} is not an engine's base URL, like http://127.0.0.1:8100")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The router's flags."""
-    default = RouterConfig(decode=("http://localhost",))
-    parser.add_argument(
-        "--prefill",
-        metavar="URL",
-        action="append",
-        default=[],
-        help="a prefill engine; repeat for more (without any, decode computes all, and nothing returns)",
-    )
-    parser.add_argument(
-        "--decode", metavar="URL", action="append", default=[], help="a decode engine; repeat for more"
-    )
-    parser.add_argument("--host", default=default.host, help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=int, default=default.port, help="port to listen on (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--admin-host",
-        default=default.admin_host,
-        help="address of metrics and conversations (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--admin-port",
-        type=int,
-        default=default.admin_port,
-        help="port of metrics and conversations (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--return",
-        dest="return_mode",
-        choices=("on", "off"),
-        default="on",
-        help="read earlier turns back from decode, or compute every prompt on prefill (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tenant-header",
-        metavar="NAME",
-        default=default.tenant_header,
-        help="the request header that says whose conversations it may reuse (default: %(default)s)",
-    )
-    _add_bound(
-        parser,
-        "prefill_timeout_s",
-        default.prefill_timeout_s,
-        "for a prompt's prefill before another way is taken",
-    )
-    _add_bound(parser, "retention_s", default.retention_s, "a handle's life; decode's decoder_kv_blocks_ttl")
-    _add_choice(parser, default.choice)
-    _add_bound(
-        parser,
-        "models_interval_s",
-        default.models_interval_s,
-        "between two readings of what models an engine serves; 0: any engine may serve any model",
-    )
-    _add_leases(parser, default.leases)
-    for group in (default.timeouts, default.limits):
-        for bound in fields(group):
-            _add_bound(parser, bound.name, getattr(group, bound.name), _BOUND_HELP[bound.name])
-
-
-def _add_choice(parser: argparse.ArgumentParser, default: Choice) -> None:
-    parser.add_argument(
-        "--policy",
-        default=default.policy,
-        metavar="NAME",
-        help=f"{', '.join(POLICIES)}, or one's own as module:Class (default: %(default)s)",
-    )
-    for name, what in _CHOICE_HELP.items():
-        _add_bound(parser, name, getattr(default, name), what)
-
-
-def _add_leases(parser: argparse.ArgumentParser, default: Leases) -> None:
-    parser.add_argument(
-        "--secret-file",
-        metavar="FILE",
-        default=default.secret_file,
-        help="the engines' secret (see `kvloop keygen`); without it no lease is renewed",
-    )
-    parser.add_argument(
-        "--lease-policy",
-        choices=[policy.value for policy in LeasePolicy],
-        default=default.lease_policy.value,
-        help="renew a lease while a return is likely enough to pay, or to the end of its retention "
-        "(default: %(default)s)",
-    )
-    _add_bound(
-        parser, "lease_term_s", default.lease_term_s, "a lease lives after each renewal; decode's lease term"
-    )
-    _add_bound(parser, "renew_interval_s", default.renew_interval_s, "between two renewals of a lease")
-    _add_bound(
-        parser,
-        "break_even_s",
-        default.break_even_s,
-        "that holding a token's KV may last to cost as much as computing it; longer keeps more",
-    )
-    _add_bound(parser, "max_leases", default.max_leases, "leases that are renewed")
-
-
-def from_args(namespace: argparse.Namespace) -> RouterConfig:
-    """The config that the parsed flags describe. UserError for what cannot work."""
-    return RouterConfig(
-        prefill=tuple(namespace.prefill),
-        decode=tuple(namespace.decode),
-        host=namespace.host,
-        port=namespace.port,
-        admin_host=namespace.admin_host,
-        admin_port=namespace.admin_port,
-        return_enabled=namespace.return_mode == "on",
-        prefill_timeout_s=namespace.prefill_timeout_s,
-        retention_s=namespace.retention_s,
-        tenant_header=namespace.tenant_header.lower(),
-        choice=Choice(**{bound.name: getattr(namespace, bound.name) for bound in fields(Choice)}),
-        models_interval_s=namespace.models_interval_s,
-        leases=Leases(
-            secret_file=namespace.secret_file,
-            lease_policy=LeasePolicy(namespace.lease_policy),
-            lease_term_s=namespace.lease_term_s,
-            renew_interval_s=namespace.renew_interval_s,
-            break_even_s=namespace.break_even_s,
-            max_leases=namespace.max_leases,
-        ),
-        limits=Limits(**{bound.name: getattr(namespace, bound.name) for bound in fields(Limits)}),
-        timeouts=Timeouts(**{bound.name: getattr(namespace, bound.name) for bound in fields(Timeouts)}),
-    )
-
-
-_CHOICE_HELP = {
-    "append_max_tokens": "tokens of a turn that decode may compute by itself, 0 for none",
-    "append_budget_tokens": "such tokens under way at one decode engine",
-    "append_stall_weight": "what a second's standstill of an answer weighs against one of a first token",
-    "explain_log_every": "one decision of so many is logged, 0 for none",
-}
-_BOUND_HELP = {
-    "connect_timeout_s": "for a connection to an engine",
-    "client_timeout_s": "for a request to come in whole",
-    "keep_alive_s": "a client's connection is kept without a request",
-    "idle_timeout_s": "an answer may stand still",
-    "drain_timeout_s": "for answers under way when told to stop",
-    "max_connections": "clients' connections",
-    "max_header_bytes": "a request's line and headers; more is answered with 431",
-    "max_body_bytes": "a request's body; more is answered with 413",
-    "max_buffered_bytes": "all requests' bodies together; more is answered with 503",
-    "max_answer_bytes": "a JSON answer; more is answered with 502",
-    "max_event_bytes": "one event of a stream",
-    "response_age_s": "a response is kept after its last use, to go on from",
-    "max_responses": "responses that are kept to go on from",
-    "max_response_bytes": "memory for the responses that are kept",
-    "max_conversation_keys": "message prefixes and names that are remembered",
-    "max_conversation_bytes": "memory for the conversations that are remembered",
-}
-
-
-def _add_bound(parser: argparse.ArgumentParser, name: str, default: float, what: str) -> None:
-    parser.add_argument(
-        f"--{name.replace('_', '-')}",
-        type=type(default),
-        default=default,
-        metavar="SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT",
-        help=f"{what} (default: %(default)s)",
-    )

@@ -1,9 +1,9 @@
 """The router's memory: which handle a request may read back from, and whose it is.
 
-A request belongs to a tenant: a digest of who is calling (`router.tenant`). The tenant goes into every key of
-the lineage table, and into the cache salt that the engines see, so that neither side ever meets another
-tenant's blocks; a request that does not say is everybody's, and its own salt goes on as it is. Names come
-from wherever clients put them today, each under its own kind.
+A request belongs to a tenant: a digest of its API key's, or of who is calling (`router.tenant`). The tenant
+goes into every key of the lineage table, and into the cache salt that the engines see, so that neither side
+ever meets another tenant's blocks; a request that does not say is everybody's, and its own salt goes on as it
+is. Names come from wherever clients put them today, each under its own kind.
 """
 
 import hashlib
@@ -44,7 +44,8 @@ class Lookup:
 class Conversations:
     """The lineage table with its clock, its key and its retention.
 
-    `leases`: those of the filed turns, where the router renews them.
+    `leases`: those of the filed turns, where the router renews them. `on_incarnation(engine, incarnation)` is
+    told which run of an engine each handle is of.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Conversations:
         self.leases = leases
         self.clock_ns = clock_ns
         self._key = key
+        self.on_incarnation: Callable[[str, str], None] | None = None
         self._tenant_header = tenant_header.encode()
         self._retention_ns = int(retention_s * _NS_PER_S)
 
@@ -132,6 +134,8 @@ class Conversations:
             lease=lease,
             prompt=prompt,
         )
+        if lease is not None and self.on_incarnation is not None:
+            self.on_incarnation(engine, lease.incarnation)
         if self.leases is not None:
             self.leases.filed(turn, ending, lookup.keep_ns)
         self._end_leases(self.table.file(turn, lookup.content, [key for _, key in named], now_ns))

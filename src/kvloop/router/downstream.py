@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from kvloop.router.config import Limits, Timeouts
-from kvloop.router.request import BodyBudget, Refusal, Request, RequestParser
+from kvloop.router.request import Admission, BodyBudget, Refusal, Request, RequestParser
 from kvloop.router.response import Response
 from kvloop.router.transport import without_delay
 from kvloop.wire.refusal import shape_of
@@ -38,6 +38,7 @@ class Service:
     limits: Limits
     timeouts: Timeouts
     budget: BodyBudget
+    gate: Admission | None = None
     connections: set["ClientConnection"] = field(default_factory=set)
 
 
@@ -47,7 +48,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, service: Service) -> None:
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._parser = RequestParser(service.limits, service.budget)
+        self._parser = RequestParser(service.limits, service.budget, service.gate)
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -176,7 +177,8 @@ class ClientConnection(asyncio.Protocol):
         self._ending = True
         self._parser.discard()
         response = Response(self._transport, head_only=False, http10=False, keep_alive=False)
-        response.send_error(refusal.status, refusal.message)
+        headers = list(refusal.headers)
+        response.send_error(refusal.status, refusal.message, code=refusal.code, headers=headers)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         if self._timer is not None:

@@ -1,58 +1,114 @@
 """One engine: its connections, what it has in flight, and whether it is worth trying.
 
-Health is passive: an engine that cannot be reached, or lets a hop time out, is left out for a moment, twice
-as long each time up to a bound; the first answer clears it. A connection that is kept for reuse may be closed
-by the engine at the very moment a request goes out on it, so a request that got not one byte back on a used
-connection goes out once more on a new one.
+Health has two sources. Passive: what becomes of requests moves a circuit breaker (`core.breaker`). Active:
+probes (`router.health`) take an engine out, or bring it back, after so many in a row (`core.probing`). An
+engine that has left the fleet finishes what it has: the requests in flight, and the decode engines that still
+have to read what it computed; then its connections are closed.
 """
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from kvloop.core.breaker import Breaker, BreakerRules, BreakerState
+from kvloop.core.probing import ProbeEvent, ProbeGate, ProbeState
+from kvloop.core.slow_start import share_permille
+from kvloop.router.pool import Exchange, Pool
+from kvloop.router.target import Role, Target
 from kvloop.router.turn import Failure
-from kvloop.router.upstream import EngineConnection, EngineFailureError, Head
+from kvloop.router.upstream import EngineFailureError, Head
 
-BACKOFF_FIRST_S = 0.5
-BACKOFF_MAX_S = 8.0  # an engine that is back is found within this
 LOG_EVERY_S = 10.0  # per engine
-IDLE_MAX_S = 4.0  # vLLM's own keep-alive is 5 s
-IDLE_MAX_CONNECTIONS = 256  # per engine
+_NS_PER_S = 1_000_000_000
 
 
-@dataclass(slots=True)
-class Exchange:
-    """An answer under way: its head, and the connection that its body comes over. Close it."""
+@dataclass(frozen=True, slots=True)
+class EngineRules:
+    """What all engines are treated by. `authorization`: the header's value that engines ask for, if any."""
 
-    head: Head
-    connection: EngineConnection
+    connect_timeout_s: float = 5.0
+    breaker: BreakerRules = field(default_factory=BreakerRules)
+    fall: int = 3
+    rise: int = 2
+    slow_start_s: float = 0.0
+    authorization: bytes | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
 
 
 class Engine:
-    """One vLLM server."""
+    """One vLLM server, or one data-parallel rank of it."""
 
-    def __init__(self, url: str, role: str, connect_timeout_s: float) -> None:
-        parts = urlsplit(url)
-        self.url = url.rstrip("/")
-        self.role = role
+    def __init__(
+        self, url: str, role: str, connect_timeout_s: float = 5.0, *, rank: int | None = None
+    ) -> None:
+        """One that is treated by the default rules."""
+        target = Target(url.rstrip("/"), Role(role), rank)
+        self._init(target, EngineRules(connect_timeout_s=connect_timeout_s))
+
+    @classmethod
+    def of(cls, target: Target, rules: EngineRules) -> "Engine":
+        """The engine that a target describes."""
+        engine = cls.__new__(cls)
+        engine._init(target, rules)
+        return engine
+
+    def _init(self, target: Target, rules: EngineRules) -> None:
+        parts = urlsplit(target.url)
+        self.target = target
+        self.name = target.name
+        self.url = target.url
         self.in_flight = 0
+        self.held = 0  # requests elsewhere that still need what it computed
+        self.leaving = False
+        self.on_idle: Callable[[Engine], None] | None = None
         self.authority = parts.netloc.encode()
-        self._host = parts.hostname or ""
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._connect_timeout_s = connect_timeout_s
-        self._idle: list[EngineConnection] = []
-        self._open: set[EngineConnection] = set()
-        self._backoff_s = 0.0
-        self._avoid_until_s = 0.0
+        self.lines = b""
+        self.authorize(rules.authorization)
+        self.breaker = Breaker(rules.breaker)
+        self.probes = ProbeGate(rules.fall, rules.rise)
+        self.incarnation: str | None = None
+        self._slow_start_ns = int(rules.slow_start_s * _NS_PER_S)
+        self._since_ns = -self._slow_start_ns
         self._silent_until_s = 0.0
+        host = parts.hostname or ""
+        tls = None
+        if parts.scheme == "https":
+            tls = rules.tls or ssl.create_default_context(), target.server_name or host
+        port = parts.port or (443 if tls else 80)
+        self._pool = Pool(host, port, rules.connect_timeout_s, tls)
+
+    def authorize(self, authorization: bytes | None) -> None:
+        """What it gets as `Authorization` from now on, None for what the client sent."""
+        rank = self.target.rank
+        lines = b"" if rank is None else b"x-data-parallel-rank: %d\r\n" % rank
+        self.lines = lines if authorization is None else lines + b"authorization: %b\r\n" % authorization
+
+    @property
+    def role(self) -> Role:
+        """What it may be asked for."""
+        return self.target.role
 
     def available(self, now_s: float) -> bool:
-        """Whether it has not just failed."""
-        return now_s >= self._avoid_until_s
+        """Whether it is worth trying: the probes find it, and the breaker lets a request through."""
+        if self.probes.state is ProbeState.DOWN:
+            return False
+        return self.breaker.state is BreakerState.CLOSED or self.breaker.allows(_ns(now_s))
+
+    @property
+    def grown_s(self) -> float:
+        """When its slow start is over, or was."""
+        return (self._since_ns + self._slow_start_ns) / _NS_PER_S
+
+    def share_permille(self, now_s: float) -> int:
+        """Its share of what an engine of its weight can take."""
+        return share_permille(_ns(now_s) - self._since_ns, self._slow_start_ns)
+
+    def is_new(self, now_s: float) -> None:
+        """From now on it is given more and more, until it counts as any other."""
+        self._since_ns = _ns(now_s)
 
     def worth_a_line(self, now_s: float) -> bool:
         """Whether a failure should be logged: not every one of an outage is."""
@@ -63,97 +119,91 @@ class Engine:
 
     def failed(self, now_s: float) -> None:
         """It could not be reached, or did not answer in time."""
-        if now_s >= self._avoid_until_s:  # failures of one outage count once
-            self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_FIRST_S), BACKOFF_MAX_S)
-            self._avoid_until_s = now_s + self._backoff_s
+        self.breaker.failed(_ns(now_s), trips=True)
+
+    def erred(self, now_s: float) -> None:
+        """It broke off, or answered with a server's error: that may be the request's own fault."""
+        self.breaker.failed(_ns(now_s), trips=False)
+
+    def hop_failed(self, error: EngineFailureError, now_s: float) -> None:
+        """A hop to it did not work out, in one way or the other, or in one that says nothing about it."""
+        if error.failure is Failure.UNREACHED or error.kind == "timeout":
+            self.failed(now_s)
+        elif error.failure is Failure.BROKEN or error.kind == "status_5xx":
+            self.erred(now_s)
 
     def answered(self) -> None:
         """It did answer."""
-        self._backoff_s = self._avoid_until_s = 0.0
+        self.breaker.succeeded()
+
+    def probed(self, passed: bool, now_s: float) -> ProbeEvent | None:
+        """What came of a probe. One that finds an engine again forgets why requests had failed."""
+        event = self.probes.heard(passed)
+        if event is ProbeEvent.RISE:
+            self.breaker.succeeded()
+            self.is_new(now_s)
+        return event
 
     @contextmanager
     def slot(self) -> Iterator[None]:
         """One request in flight, while the block lasts."""
+        breaker = self.breaker
+        closed = breaker.state is BreakerState.CLOSED
+        trial = 0 if closed else breaker.begin(_ns(asyncio.get_running_loop().time()))
         self.in_flight += 1
         try:
             yield
         finally:
             self.in_flight -= 1
+            if trial:
+                breaker.ended(trial)
+            if self.leaving:
+                self._check_idle()
+
+    def hold(self) -> None:
+        """Another engine is going to read what this one has computed. To be let go once."""
+        self.held += 1
+
+    def let_go(self) -> None:
+        """It has read it, or never will."""
+        self.held -= 1
+        if self.leaving:
+            self._check_idle()
 
     async def ask(self, parts: Sequence[bytes], timeout_s: float) -> Exchange:
         """Send a request, return when the answer's head is there.
 
         EngineFailureError if that fails; from then on an exchange is lost that is silent for `timeout_s`.
         """
-        connection = self._take_idle()
-        if connection is not None:
-            with suppress(_StaleError):
-                return await self._exchange(connection, parts, timeout_s)
-        return await self._exchange(await self._connect(), parts, timeout_s)
+        return await self._pool.ask(parts, timeout_s)
 
     async def fetch(self, parts: Sequence[bytes], max_bytes: int, timeout_s: float) -> tuple[Head, bytes]:
         """Send a request and gather its answer.
 
         EngineFailureError if that fails, or it is over `max_bytes`, or silent for `timeout_s`.
         """
-        exchange = await self.ask(parts, timeout_s)
-        try:
-            return exchange.head, await exchange.connection.collect(max_bytes)
-        finally:
-            exchange.connection.close()
+        return await self._pool.fetch(parts, max_bytes, timeout_s)
+
+    def leave(self, on_idle: Callable[["Engine"], None]) -> None:
+        """Take nothing new; `on_idle` is called once nothing is left, at once if nothing is."""
+        self.leaving, self.on_idle = True, on_idle
+        self._pool.retire()
+        self._check_idle()
+
+    def stay(self) -> None:
+        """Take requests again, after all."""
+        self.leaving, self.on_idle = False, None
+        self._pool.retire(False)
 
     def close(self) -> None:
         """Abort every connection."""
-        for connection in list(self._open):
-            connection.abort()
+        self._pool.close()
 
-    async def _exchange(
-        self, connection: EngineConnection, parts: Sequence[bytes], timeout_s: float
-    ) -> Exchange:
-        try:
-            return Exchange(await connection.ask(parts, timeout_s), connection)
-        except BaseException as error:
-            connection.close()
-            stale = (
-                isinstance(error, EngineFailureError) and error.kind == "closed" and not connection.answered
-            )
-            if stale and connection.exchanges > 1:
-                raise _StaleError from error
-            raise
-
-    async def _connect(self) -> EngineConnection:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: EngineConnection(loop, self._release), self._host, self._port, ssl=self._ssl
-                )
-        except (OSError, TimeoutError) as error:
-            kind = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
-            raise EngineFailureError(kind, Failure.UNREACHED, str(error)) from None
-        self._open.add(connection)
-        return connection
-
-    def _take_idle(self) -> EngineConnection | None:
-        now_s = asyncio.get_running_loop().time()
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable and now_s - connection.idle_since_s < IDLE_MAX_S:
-                return connection
-            connection.abort()
-        return None
-
-    def _release(self, connection: EngineConnection, reusable: bool) -> None:
-        if reusable and len(self._idle) < IDLE_MAX_CONNECTIONS:
-            connection.idle_since_s = asyncio.get_running_loop().time()
-            self._idle.append(connection)
-            return
-        if reusable:
-            connection.abort()
-        self._open.discard(connection)
-        with suppress(ValueError):
-            self._idle.remove(connection)
+    def _check_idle(self) -> None:
+        if not self.in_flight and not self.held and self.on_idle is not None:
+            on_idle, self.on_idle = self.on_idle, None
+            on_idle(self)
 
 
-class _StaleError(Exception):
-    """A kept connection turned out to be closed."""
+def _ns(now_s: float) -> int:
+    return int(now_s * _NS_PER_S)

@@ -36,6 +36,7 @@ _NOT_FORWARDED = _CONNECTION | {
     b"expect",
     b"accept-encoding",
     REQUEST_ID,
+    b"x-data-parallel-rank",  # the router's choice
 }
 _NOT_RETURNED = _CONNECTION | {b"content-length", REQUEST_ID}
 
@@ -54,6 +55,8 @@ def request_id(request: Request) -> bytes:
 def forwarded(request: Request, request_id: bytes) -> bytes:
     """The client's headers as lines for an engine, without those that differ from hop to hop."""
     dropped = _NOT_FORWARDED
+    if request.admitted.withheld:
+        dropped = dropped | request.admitted.withheld
     connection = request.get(b"connection").lower()
     if connection not in (b"", b"keep-alive", b"close"):
         dropped = dropped | {word.strip() for word in connection.split(b",")}
@@ -74,7 +77,8 @@ def hop(
     content_type: bytes = b"application/json",
 ) -> tuple[bytes, ...]:
     """A request to an engine, in pieces to write."""
-    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), path.encode("latin-1"), engine.authority)
+    asked = method.encode(), path.encode("latin-1"), engine.authority, engine.lines
+    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b" % asked
     if body is None:
         return (start + lines + b"\r\n",)
     length = b"content-type: %b\r\ncontent-length: %d\r\n\r\n" % (content_type, len(body))

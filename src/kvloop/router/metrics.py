@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 from kvloop.core.decision import Route
 from kvloop.core.lineage import LineageTable
 from kvloop.core.report import TurnReport
-from kvloop.router.fleet import Fleet
 from kvloop.router.store import MemoryStore
 
 MAX_MISS_REASONS = 32
@@ -96,9 +95,9 @@ class Metrics:
             self._miss_reasons.add(reason)
         self._misses.labels(reason).inc()
 
-    def observe(self, fleet: Fleet, table: LineageTable, store: MemoryStore) -> None:
-        """Let a scrape show the engines, the table and the stored responses as they are then."""
-        self.registry.register(_State(fleet, table, store))
+    def observe(self, table: LineageTable, store: MemoryStore) -> None:
+        """Let a scrape show the table and the stored responses as they are then."""
+        self.registry.register(_State(table, store))
 
     def text(self) -> bytes:
         """Prometheus' text format."""
@@ -109,23 +108,11 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, fleet: Fleet, table: LineageTable, store: MemoryStore) -> None:
-        self._fleet = fleet
+    def __init__(self, table: LineageTable, store: MemoryStore) -> None:
         self._table = table
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        in_flight = GaugeMetricFamily(
-            "kvloop_router_in_flight", "Requests at an engine", labels=("role", "engine")
-        )
-        up = GaugeMetricFamily(
-            "kvloop_router_engine_up", "0 while an engine is left out", labels=("role", "engine")
-        )
-        for engine in self._fleet.engines():
-            in_flight.add_metric((engine.role, engine.url), engine.in_flight)
-            up.add_metric((engine.role, engine.url), self._fleet.is_available(engine))
-        yield in_flight
-        yield up
         for name, what, value in (
             ("turns", "Turns that can be found", len(self._table)),
             ("turn_keys", "Prefixes and names that lead to them", self._table.key_count),

@@ -33,25 +33,25 @@ class Models:
         self._reading: asyncio.Task[None] | None = None
         self._read_s = float("-inf")
 
-    def serves(self, engine_url: str, model: str) -> bool:
-        """Whether an engine serves a model, as far as is known."""
-        served = self._served.get(engine_url)
+    def serves(self, engine_name: str, model: str) -> bool:
+        """Whether an engine serves a model, as far as is known; all ranks of a server serve the same."""
+        served = self._served.get(engine_name.partition("#")[0])
         return served is None or model in served
 
-    async def is_served(self, model: str, engine_urls: Collection[str], lines: bytes) -> bool:
+    async def is_served(self, model: str, engine_names: Collection[str], lines: bytes) -> bool:
         """Whether one of these engines serves a model; where none is known to, they are asked first.
 
         Where there is no engine at all, that is not the model's fault: true. `lines`: the headers of the
         request that wants to know, for engines that want a key.
         """
-        if not engine_urls or any(self.serves(url, model) for url in engine_urls) or not self._interval_s:
+        if not engine_names or any(self.serves(name, model) for name in engine_names) or not self._interval_s:
             return True
         loop = asyncio.get_running_loop()
         if self._reading is None and loop.time() - self._read_s >= REREAD_MIN_S:
             self._reading = loop.create_task(self._reread(lines))
         if self._reading is not None:
             await asyncio.shield(self._reading)
-        return any(self.serves(url, model) for url in engine_urls)
+        return any(self.serves(name, model) for name in engine_names)
 
     async def read(self, lines: bytes) -> list[tuple[Head, bytes]]:
         """Ask every engine, learn from what they answer, and return it: of those that could be reached."""
@@ -79,18 +79,21 @@ class Models:
 
     async def _watch(self) -> None:
         while self._interval_s:
-            try:
-                await self.read(b"")
-            except Exception:
-                logger.exception("the engines' models could not be read")
+            await self._learn(b"")
             await asyncio.sleep(self._interval_s)
 
     async def _reread(self, lines: bytes) -> None:
         try:
-            await self.read(lines)
+            await self._learn(lines)
         finally:
             self._read_s = asyncio.get_running_loop().time()
             self._reading = None
+
+    async def _learn(self, lines: bytes) -> None:
+        try:
+            await self.read(lines)
+        except Exception:
+            logger.exception("the engines' models could not be read")
 
 
 async def _ask(engine: Engine, lines: bytes) -> tuple[Head, bytes] | None:

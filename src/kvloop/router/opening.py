@@ -43,11 +43,11 @@ class Opening:
         self._responses = responses
 
     async def open(
-        self, endpoint: Endpoint, request: Request, engine_urls: Collection[str], lines: bytes
+        self, endpoint: Endpoint, request: Request, engine_names: Collection[str], lines: bytes
     ) -> Opened:
         """Read a request that one of these engines has to serve. RequestError for one that cannot be."""
         generation = read_generation(endpoint, request.body)
-        if not await self._models.is_served(generation.model, engine_urls, lines):
+        if not await self._models.is_served(generation.model, engine_names, lines):
             raise unknown_model(generation.model)
         if endpoint is not Endpoint.RESPONSES:
             return Opened(generation, self._conversations.look_up(request, generation))
@@ -59,9 +59,9 @@ class Opening:
             raise
         return Opened(thread.generation, lookup, thread)
 
-    def suits(self, opened: Opened, engine_url: str) -> bool:
+    def suits(self, opened: Opened, engine_name: str) -> bool:
         """Whether an engine can serve it at all."""
-        return self._models.serves(engine_url, opened.generation.model)
+        return self._models.serves(engine_name, opened.generation.model)
 
     def keep(self, opened: Opened, answer: bytes) -> None:
         """Its answer has come: a response may be gone on from."""

@@ -14,7 +14,6 @@ from kvloop.router.metrics import Metrics
 from kvloop.router.models import Models
 from kvloop.router.request import Request
 from kvloop.router.response import Response
-from kvloop.router.turn import Failure
 from kvloop.router.upstream import EngineConnection, EngineFailureError, Head
 from kvloop.wire.models import model_asked_for
 from kvloop.wire.refusal import RequestError, unknown_model
@@ -58,7 +57,7 @@ class Passing:
         why = ""
         try:
             while (engine := await self._engine(model, tried, lines)) is not None:
-                tried.add(engine.url)
+                tried.add(engine.name)
                 try:
                     with engine.slot():
                         await self._pass(engine, request, response, lines)
@@ -79,13 +78,13 @@ class Passing:
         self._metrics.passed.labels(request.path, str(response.status)).inc()
 
     async def _engine(self, model: str | None, tried: set[str], lines: bytes) -> Engine | None:
-        engines = {engine.url: engine for engine in self._fleet.engines()}
+        engines = {engine.name: engine for engine in self._fleet.engines()}
         if model is not None and not tried and not await self._models.is_served(model, engines, lines):
             raise unknown_model(model)
         usable = [
             engine
             for engine in engines.values()
-            if engine.url not in tried and (model is None or self._models.serves(engine.url, model))
+            if engine.name not in tried and (model is None or self._models.serves(engine.name, model))
         ]
         fit = [engine for engine in usable if self._fleet.is_available(engine)] or usable
         return min(fit, key=lambda engine: engine.in_flight, default=None)
@@ -103,8 +102,7 @@ class Passing:
             exchange.connection.close()
 
     def _failed(self, engine: Engine, error: EngineFailureError) -> None:
-        if error.failure is Failure.UNREACHED or error.kind == "timeout":
-            engine.failed(self._loop.time())
+        engine.hop_failed(error, self._loop.time())
         self._metrics.fallbacks.labels(engine.role, error.kind).inc()
 
 

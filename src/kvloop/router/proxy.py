@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection
 from functools import partial
 
-from kvloop.core.decision import Route
+from kvloop.core.decision import DECODE, PREFILL, Route
 from kvloop.router.belief import Beliefs
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
@@ -138,7 +138,9 @@ class Proxy:
         )
 
     async def _prefill(self, run: Run, step: AskPrefill) -> Step | None:
-        engine = self._fleet.prefill[step.engine]
+        engine = self._fleet.find(step.engine)
+        if engine is None:
+            return run.turn.prefill_failed(Failure.UNREACHED)
         body = prefill_body(run.generation, step.handle, run.lookup.salt)
         parts = hop(engine, "POST", run.request.path, run.lines, body)
         run.progress.sent_prefill(
@@ -150,26 +152,30 @@ class Proxy:
                     parts, self._config.limits.max_answer_bytes, self._config.prefill_timeout_s
                 )
         except EngineFailureError as error:
-            return run.turn.prefill_failed(self._failed(run, engine, error))
-        engine.answered()
+            return run.turn.prefill_failed(self._failed(run, engine, error, PREFILL))
+        if head.status < 500:
+            engine.answered()
         if 400 <= head.status < 500:
             again = run.turn.prefill_refused()
             if again is None:
                 run.response.send(head.status, returned(head), answer)
             else:
-                self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
+                self._failed(run, engine, _useless(head), PREFILL)
             return again
         handover = read_prefill_answer(answer) if head.status == 200 else None
         if handover is None:
-            self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
+            self._failed(run, engine, _useless(head), PREFILL)
             return run.turn.prefill_failed(Failure.ANSWERED)
+        run.hold(engine)
         run.report = read_report(handover, step.handle is not None)
         run.progress.prefilled(run.report, self._fleet.clock_ns())
         self._metrics.prefilled(run.report, asked=step.handle is not None)
         return run.turn.prefilled(handover, run.report.returned_tokens if run.report else None)
 
     async def _decode(self, run: Run, step: AskDecode) -> Step | None:
-        engine = self._fleet.decode[step.engine]
+        engine = self._fleet.find(step.engine)
+        if engine is None:
+            return run.turn.decode_failed(Failure.UNREACHED)
         handover = without_retention(step.handover) if run.lookup.keep_ns == 0 else step.handover
         body = decode_body(run.generation, handover, run.lookup.salt)
         parts = hop(engine, "POST", run.request.path, run.lines, body)
@@ -178,7 +184,8 @@ class Proxy:
             with engine.slot():
                 exchange = await engine.ask(parts, self._config.timeouts.idle_timeout_s)
                 try:
-                    engine.answered()
+                    if exchange.head.status < 500:
+                        engine.answered()
                     if exchange.head.status == 200 and exchange.head.get(b"content-type").lower().startswith(
                         b"text/event-stream"
                     ):
@@ -197,18 +204,19 @@ class Proxy:
                         )
                         if not await relay.run():
                             self._metrics.cut.labels("engine").inc()
+                            engine.erred(self._loop.time())
                         self._over(run)
                         return None
                     answer = await exchange.connection.collect(self._config.limits.max_answer_bytes)
                 finally:
                     exchange.connection.close()
         except EngineFailureError as error:
-            return run.turn.decode_failed(self._failed(run, engine, error))
+            return run.turn.decode_failed(self._failed(run, engine, error, DECODE))
         return self._answer(run, engine, exchange.head, answer)
 
     def _answer(self, run: Run, engine: Engine, head: Head, answer: bytes) -> Step | None:
         if head.status >= 500:
-            self._failed(run, engine, EngineFailureError(_status_kind(head.status), Failure.ANSWERED))
+            self._failed(run, engine, _useless(head), DECODE)
             run.refused = (head, answer)
             return run.turn.decode_failed(Failure.ANSWERED)
         answer, handle, ending = read_answer(run.generation.endpoint, answer, run.opened.previous_id)
@@ -229,13 +237,12 @@ class Proxy:
             status = 504 if run.why == "timeout" else 502
             run.response.send_error(status, f"{step.message} ({run.why})" if run.why else step.message)
 
-    def _failed(self, run: Run, engine: Engine, error: EngineFailureError) -> Failure:
+    def _failed(self, run: Run, engine: Engine, error: EngineFailureError, role: str) -> Failure:
         run.why = error.kind
-        if error.failure is Failure.UNREACHED or error.kind == "timeout":
-            engine.failed(self._loop.time())
-        self._metrics.fallbacks.labels(engine.role, error.kind).inc()
+        engine.hop_failed(error, self._loop.time())
+        self._metrics.fallbacks.labels(role, error.kind).inc()
         if engine.worth_a_line(self._loop.time()):
-            logger.warning("%s engine %s: %s", engine.role, engine.url, error)
+            logger.warning("%s engine %s: %s", role, engine.name, error)
         return error.failure
 
     def _before_first_event(self, run: Run) -> None:
@@ -274,12 +281,13 @@ class Proxy:
         if run.use is not None:
             self._loop.call_soon(run.use.end)
             run.use = None
+        run.let_go()
 
     def _file(self, run: Run, engine: Engine, handle: bytes, ending: str) -> None:
         run.decoded = read_report(handle, run.turn.route is not Route.APPEND)
         run.progress.reported(run.decoded)
         if self._config.return_enabled:
-            self._loop.call_soon(self._file_now, run, handle, engine.url, ending)
+            self._loop.call_soon(self._file_now, run, handle, engine.name, ending)
 
     def _file_now(self, run: Run, handle: bytes, engine: str, ending: str) -> None:
         lookup, prompt = run.lookup, run.progress.prompt
@@ -287,5 +295,6 @@ class Proxy:
             self._metrics.filed.inc()
 
 
-def _status_kind(status: int) -> str:
-    return f"status_{status // 100}xx" if status != 200 else "no_handover"
+def _useless(head: Head) -> EngineFailureError:
+    kind = f"status_{head.status // 100}xx" if head.status != 200 else "no_handover"
+    return EngineFailureError(kind, Failure.ANSWERED)

@@ -2,17 +2,33 @@
 
 Whatever breaks HTTP or a bound becomes the parser's `refusal`, a status and a sentence, after which it reads
 no more: where a message ends that could not be read is anybody's guess (request smuggling lives on such
-guesses). llhttp refuses what has both a length and chunks, two lengths, folded headers and bare line feeds.
+guesses). llhttp refuses what has both a length and chunks, two lengths, folded headers and bare line feeds;
+`_check_framing` what it takes and another server may take for something else.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import httptools
 
 from kvloop.router.config import Limits
+from kvloop.router.keys import Key
 
 _HEADER_EXTRA_BYTES = 4  # ": " and the line's end
 _SMALL_BYTES = 1024  # an object of its own takes some 50 bytes and more, so smaller pieces are gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Whose a request is: its key and tenant, if it has them, and the headers that stay here."""
+
+    key: Key | None = None
+    tenant: str | None = None
+    withheld: frozenset[bytes] = frozenset()
+
+
+ANYBODY = Admitted()
 
 
 @dataclass(slots=True)
@@ -26,6 +42,7 @@ class Request:
     http10: bool
     body: bytes = b""
     named: dict[bytes, bytes] = field(default_factory=dict)
+    admitted: Admitted = ANYBODY
 
     def get(self, name: bytes) -> bytes:
         """A header's value (the last, where there are several), or nothing."""
@@ -38,6 +55,18 @@ class Refusal:
 
     status: int
     message: str
+    code: str | None = None
+    headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+class Admission(Protocol):
+    """Says by its head whether a request is read any further."""
+
+    def admit(
+        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], named: Mapping[bytes, bytes]
+    ) -> Admitted | Refusal:
+        """Whose it is, or why not."""
+        ...
 
 
 class BodyBudget:
@@ -51,6 +80,14 @@ class _StopError(Exception):
     """Stops llhttp from within a callback."""
 
 
+def _path(url: bytes) -> bytes:
+    """A request target's path: of `/path?query`, or of the same with scheme and host before it."""
+    path = url.partition(b"?")[0]
+    if path[:1] != b"/" and b"://" in path:
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return path
+
+
 class RequestParser:
     """One connection's requests. `receiving`: one has begun and is not whole; `body_bytes`: what it has so
     far.
@@ -59,13 +96,15 @@ class RequestParser:
     budget until the caller gives it back; what is not whole yet, `discard` gives back.
     """
 
-    def __init__(self, limits: Limits, budget: BodyBudget) -> None:
+    def __init__(self, limits: Limits, budget: BodyBudget, gate: Admission | None = None) -> None:
         self.refusal: Refusal | None = None
         self.receiving = False
         self.owes_continue = False
         self.body_bytes = 0
         self._limits = limits
         self._budget = budget
+        self._gate = gate
+        self._admitted = ANYBODY
         self._parser = httptools.HttpRequestParser(self)
         self._whole: list[Request] = []
         self._in_head = False
@@ -125,6 +164,15 @@ class RequestParser:
         self._in_head = False
         self._silent_bytes = 0
         self._named = dict(self._headers)
+        self._path = _path(self._url)
+        self._http10 = self._parser.get_http_version() == "1.0"
+        self._check_framing()
+        if self._gate is not None:
+            verdict = self._gate.admit(self._path, self._headers, self._named)
+            if isinstance(verdict, Refusal):
+                self.refusal = verdict
+                raise _StopError
+            self._admitted = verdict
         length = int(self._named.get(b"content-length", b"0"))
         if length > self._limits.max_body_bytes:
             self._refuse_body()
@@ -151,15 +199,31 @@ class RequestParser:
         self.receiving = self.owes_continue = False
         request = Request(
             method=self._parser.get_method().decode("latin-1"),
-            path=self._url.partition(b"?")[0].decode("latin-1"),
+            path=self._path.decode("latin-1"),
             headers=self._headers,
             keep_alive=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
-            http10=self._parser.get_http_version() == "1.0",
+            http10=self._http10,
             body=bytes(self._body[0]) if len(self._body) == 1 else b"".join(self._body),
             named=self._named,
+            admitted=self._admitted,
         )
         self._body, self.body_bytes = [], 0
         self._whole.append(request)
+
+    def _check_framing(self) -> None:
+        """Refuse what llhttp takes and somebody else may take for something else (RFC 9112, 3.2 and 6.1)."""
+        named = self._named
+        hosts = b"host" in named
+        if len(named) < len(self._headers):
+            names = [name for name, _ in self._headers]
+            hosts = names.count(b"host") == 1
+            if names.count(b"transfer-encoding") > 1:
+                self._refuse(400, "the request has two Transfer-Encoding headers")
+        coding = named.get(b"transfer-encoding")
+        if coding is not None and (self._http10 or coding.strip().lower() != b"chunked"):
+            self._refuse(400, "the only transfer coding is chunked, and in HTTP/1.1")
+        if not self._http10 and (not hosts or self._parser.get_http_version() != "1.1"):
+            self._refuse(400, "this server speaks HTTP/1.1, with one Host header")
 
     def _count_head(self, size_bytes: int) -> None:
         self._head_bytes += size_bytes

@@ -6,6 +6,7 @@ from kvloop.core.decision import Ask, Option
 from kvloop.core.progress import Progress
 from kvloop.core.report import TurnReport
 from kvloop.router.conversations import Lookup
+from kvloop.router.engine import Engine
 from kvloop.router.leases import LeaseUse
 from kvloop.router.opening import Opened
 from kvloop.router.request import Request
@@ -37,6 +38,19 @@ class Run:
     first_ns: int = 0
     refused: tuple[Head, bytes] | None = field(default=None)
     why: str = ""
+    held: Engine | None = None
+
+    def hold(self, engine: Engine) -> None:
+        """Decode is going to read what `engine` has computed, until `let_go`."""
+        self.let_go()
+        self.held = engine
+        engine.hold()
+
+    def let_go(self) -> None:
+        """It has read it, or never will."""
+        if self.held is not None:
+            self.held.let_go()
+            self.held = None
 
     @property
     def generation(self) -> Generation:

@@ -1,7 +1,8 @@
 """The router's process: its event loop, its two ports, its end.
 
-Both ports are served by one loop, so that nothing needs a lock. SIGINT or SIGTERM stops taking requests, lets
-answers under way finish for a bounded time, and ends; a second one ends at once.
+Both ports are served by one loop, so that nothing needs a lock. SIGINT or SIGTERM makes the health
+checks say so, stops taking requests after a delay, lets answers under way finish for a bounded time, and
+ends; a second one ends at once.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import resource
 import secrets
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -23,14 +25,18 @@ from starlette.applications import Starlette
 from kvloop.core.decision import AppendLimits
 from kvloop.core.lineage import LineageTable
 from kvloop.errors import UserError
+from kvloop.router.access import KeyState, engine_key, key_ring
 from kvloop.router.admin import admin_app
 from kvloop.router.app import App
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
 from kvloop.router.downstream import ClientConnection, Service
-from kvloop.router.engine import Engine
 from kvloop.router.fleet import Fleet
+from kvloop.router.fleet_metrics import FleetState
+from kvloop.router.gate import Gate, limited
+from kvloop.router.health import Prober
 from kvloop.router.heartbeat import renewing
+from kvloop.router.membership import Membership, rules_of
 from kvloop.router.metrics import Metrics
 from kvloop.router.models import Models
 from kvloop.router.opening import Opening
@@ -39,7 +45,10 @@ from kvloop.router.policies import load_policy
 from kvloop.router.proxy import Proxy
 from kvloop.router.request import BodyBudget
 from kvloop.router.responses import Responses
+from kvloop.router.sources import sourced
 from kvloop.router.store import MemoryStore
+from kvloop.router.tls import HANDSHAKE_TIMEOUT_S, client_tls, engine_tls
+from kvloop.router.watch import Reloads
 
 LINEAGE_KEY_BYTES = 32
 LISTEN_BACKLOG = 2048
@@ -74,8 +83,8 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _run(config: RouterConfig) -> None:
@@ -88,8 +97,9 @@ async def _run(config: RouterConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     async with serving(config, hurry) as ports:
-        logger.info("ready on %s", _url(config.host, ports.port))
-        logger.info("metrics and conversations on %s", _url(config.admin_host, ports.admin_port))
+        scheme = "http" if config.tls.ssl_certfile is None else "https"
+        logger.info("ready on %s", _url(scheme, config.host, ports.port))
+        logger.info("metrics and conversations on %s", _url("http", config.admin_host, ports.admin_port))
         await stopping.wait()
         logger.info("stopping")
 
@@ -100,9 +110,14 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
 
     On leaving it drains, unless `hurry` is set.
     """
-    metrics = Metrics()
-    async with renewing(config, metrics) as leases:
+    metrics, reloads = Metrics(), Reloads()
+    async with (
+        renewing(config, metrics) as leases,
+        key_ring(config, reloads) as ring,
+        client_tls(config, reloads) as tls,
+    ):
         fleet = _fleet(config)
+        membership = Membership(fleet, rules_of(config, engine_tls(config)))
         conversations = Conversations(
             LineageTable(config.limits.max_conversation_keys, config.limits.max_conversation_bytes),
             secrets.token_bytes(LINEAGE_KEY_BYTES),
@@ -111,23 +126,37 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
             time.monotonic_ns,
             leases,
         )
+        conversations.on_incarnation = fleet.saw_incarnation
         store = _store(config)
-        metrics.observe(fleet, conversations.table, store)
-        models = Models(fleet.engines, config.models_interval_s)
+        metrics.observe(conversations.table, store)
+        metrics.registry.register(FleetState(membership, reloads))
+        if ring is not None:
+            metrics.registry.register(KeyState(ring))
+        models = Models(fleet.servers, config.models_interval_s)
         budget = BodyBudget(config.limits.max_buffered_bytes)
         responses = Responses(store, conversations, budget, config.limits.max_body_bytes)
-        opening = Opening(conversations, models, responses)
-        proxy = Proxy(config, fleet, conversations, metrics, opening)
+        proxy = Proxy(config, fleet, conversations, metrics, Opening(conversations, models, responses))
         app = App(proxy, Passing(config, fleet, models, metrics), fleet, models, responses)
-        service = Service(app, config.limits, config.timeouts, budget)
-        admin = admin_app(fleet, conversations, metrics, proxy.explanations)
+        service = Service(
+            app if ring is None else limited(app),
+            config.limits,
+            config.timeouts,
+            budget,
+            Gate(ring, config.access.engine_api_key_file is not None),
+        )
+        admin = admin_app(fleet, conversations, metrics, proxy.explanations, membership)
         try:
             async with (
+                engine_key(config, reloads, membership),
+                sourced(config, membership, reloads),
+                contextlib.aclosing(Prober(fleet, config.health)),
                 models.watching(),
-                _public(config, service) as (server, port),
+                _public(config, service, tls) as (server, port),
                 _admin(config, admin) as admin_port,
             ):
                 yield Ports(port, admin_port)
+                fleet.stopping = True
+                await _wait(config.drain_delay_s, hurry)
                 server.close()
                 await _drain(service, config.timeouts.drain_timeout_s, hurry)
         finally:
@@ -142,10 +171,9 @@ def _store(config: RouterConfig) -> MemoryStore:
 
 
 def _fleet(config: RouterConfig) -> Fleet:
-    connect_s = config.timeouts.connect_timeout_s
     return Fleet(
-        [Engine(url, "prefill", connect_s) for url in config.prefill],
-        [Engine(url, "decode", connect_s) for url in config.decode],
+        [],
+        [],
         time.monotonic_ns,
         load_policy(config.choice.policy),
         AppendLimits(
@@ -157,16 +185,29 @@ def _fleet(config: RouterConfig) -> Fleet:
 
 
 @contextlib.asynccontextmanager
-async def _public(config: RouterConfig, service: Service) -> AsyncIterator[tuple[asyncio.Server, int]]:
+async def _public(
+    config: RouterConfig, service: Service, tls: ssl.SSLContext | None
+) -> AsyncIterator[tuple[asyncio.Server, int]]:
     """The clients' port, open as long as the block lasts."""
     listening = _listen(config.host, config.port, "--host, --port")
     server = await asyncio.get_running_loop().create_server(
-        lambda: ClientConnection(service), sock=listening, backlog=LISTEN_BACKLOG
+        lambda: ClientConnection(service),
+        sock=listening,
+        backlog=LISTEN_BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
     )
     try:
         yield server, listening.getsockname()[1]
     finally:
         server.close()
+
+
+async def _wait(delay_s: float, hurry: asyncio.Event | None) -> None:
+    """Let load balancers see that the router is about to stop, before it does."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(delay_s):
+            await (hurry or asyncio.Event()).wait()
 
 
 async def _drain(service: Service, timeout_s: float, hurry: asyncio.Event | None) -> None:

@@ -18,7 +18,10 @@ _SCHEME = b"bearer "
 
 
 def caller_of(request: Request, header: bytes) -> bytes | None:
-    """Who calls, by the tenant header; None where nothing says so. RequestError for a contradiction."""
+    """Who calls: its API key's tenant, else by the tenant header; None where nothing says so. RequestError
+    for a contradiction."""
+    if request.admitted.tenant is not None:  # no header can say this: it has no NUL
+        return b"\0tenant:" + request.admitted.tenant.encode()
     caller = _only(request, header)
     if header != AUTHORIZATION:
         return caller
