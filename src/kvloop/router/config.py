@@ -6,6 +6,7 @@ from math import inf
 
 from kvloop.core.returns import DEFAULT_BREAK_EVEN_NS
 from kvloop.errors import UserError
+from kvloop.router.log import LogFormat
 from kvloop.router.target import check_url
 from kvloop.wire.control import MAX_TERM_MS
 
@@ -148,6 +149,7 @@ class RouterConfig:
     tenant_header: str = "authorization"
     choice: Choice = field(default_factory=Choice)
     models_interval_s: float = 30.0
+    log_format: LogFormat = LogFormat.TEXT
     leases: Leases = field(default_factory=Leases)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -16,6 +16,7 @@ from kvloop.router.config import (
     Tls,
 )
 from kvloop.router.flags_outside import add_access, add_discovery, add_tls, discovery_of
+from kvloop.router.log import LogFormat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +73,12 @@ def _add_ports(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
         type=int,
         default=default.admin_port,
         help="port of metrics and conversations (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=[one.value for one in LogFormat],
+        default=default.log_format.value,
+        help="lines for people, or JSON objects (default: %(default)s)",
     )
     _add_bound(
         parser,
@@ -162,6 +169,7 @@ def from_args(namespace: argparse.Namespace, api_key: str | None = None) -> Rout
         retention_s=namespace.retention_s,
         tenant_header=namespace.tenant_header.lower(),
         models_interval_s=namespace.models_interval_s,
+        log_format=LogFormat(namespace.log_format),
         choice=Choice(**{bound.name: getattr(namespace, bound.name) for bound in fields(Choice)}),
         leases=Leases(
             secret_file=namespace.secret_file,

@@ -8,6 +8,7 @@ be found in what it answers. Nothing named `x-kvloop-` passes: these are the rou
 import os
 
 from kvloop.router.engine import Engine
+from kvloop.router.log import REQUEST
 from kvloop.router.request import Request
 from kvloop.router.upstream import Head
 
@@ -44,12 +45,13 @@ _NOT_RETURNED = _CONNECTION | {b"content-length", REQUEST_ID}
 def request_id(request: Request) -> bytes:
     """The client's own id, if it is a sensible one, else a new one.
 
-    The same on both hops and in the answer.
+    The same on both hops, in the answer, and in every line that is logged about it.
     """
     given = request.get(REQUEST_ID)
-    if given and len(given) <= REQUEST_ID_MAX_BYTES and given.isascii():
-        return given
-    return os.urandom(16).hex().encode()
+    if not (given and len(given) <= REQUEST_ID_MAX_BYTES and given.isascii()):
+        given = os.urandom(16).hex().encode()
+    REQUEST.set(given)
+    return given
 
 
 def forwarded(request: Request, request_id: bytes) -> bytes:

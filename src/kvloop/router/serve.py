@@ -36,6 +36,7 @@ from kvloop.router.fleet_metrics import FleetState
 from kvloop.router.gate import Gate, limited
 from kvloop.router.health import Prober
 from kvloop.router.heartbeat import renewing
+from kvloop.router.log import configure
 from kvloop.router.membership import Membership, rules_of
 from kvloop.router.metrics import Metrics
 from kvloop.router.models import Models
@@ -68,7 +69,7 @@ class Ports:
 
 def run(config: RouterConfig) -> None:
     """Serve until SIGINT or SIGTERM. UserError if a port is taken."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(config.log_format)
     _raise_open_files()
     gc.freeze()  # what is there now stays: no collection has to walk through it again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
