@@ -8,9 +8,9 @@ have to read what it computed; then its connections are closed.
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from kvloop.core.breaker import Breaker, BreakerRules, BreakerState
@@ -36,6 +36,22 @@ class EngineRules:
     slow_start_s: float = 0.0
     authorization: bytes | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
+
+
+class Slot:
+    """One request in flight at an engine, while the block lasts."""
+
+    __slots__ = ("_engine", "_trial")
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._trial = 0
+
+    def __enter__(self) -> None:
+        self._trial = self._engine.began()
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.ended(self._trial)
 
 
 class Engine:
@@ -144,21 +160,24 @@ class Engine:
             self.is_new(now_s)
         return event
 
-    @contextmanager
-    def slot(self) -> Iterator[None]:
+    def slot(self) -> "Slot":
         """One request in flight, while the block lasts."""
-        breaker = self.breaker
-        closed = breaker.state is BreakerState.CLOSED
-        trial = 0 if closed else breaker.begin(_ns(asyncio.get_running_loop().time()))
+        return Slot(self)
+
+    def began(self) -> int:
+        """A request is on its way: the number of the breaker's trial that it is, 0 for none."""
         self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if trial:
-                breaker.ended(trial)
-            if self.leaving:
-                self._check_idle()
+        if self.breaker.state is BreakerState.CLOSED:
+            return 0
+        return self.breaker.begin(_ns(asyncio.get_running_loop().time()))
+
+    def ended(self, trial: int) -> None:
+        """It is over, whatever became of it. Once for each that began."""
+        self.in_flight -= 1
+        if trial:
+            self.breaker.ended(trial)
+        if self.leaving:
+            self._check_idle()
 
     def hold(self) -> None:
         """Another engine is going to read what this one has computed. To be let go once."""
@@ -170,19 +189,21 @@ class Engine:
         if self.leaving:
             self._check_idle()
 
-    async def ask(self, parts: Sequence[bytes], timeout_s: float) -> Exchange:
+    def ask(self, parts: Sequence[bytes], timeout_s: float) -> Coroutine[Any, Any, Exchange]:
         """Send a request, return when the answer's head is there.
 
         EngineFailureError if that fails; from then on an exchange is lost that is silent for `timeout_s`.
         """
-        return await self._pool.ask(parts, timeout_s)
+        return self._pool.ask(parts, timeout_s)
 
-    async def fetch(self, parts: Sequence[bytes], max_bytes: int, timeout_s: float) -> tuple[Head, bytes]:
+    def fetch(
+        self, parts: Sequence[bytes], max_bytes: int, timeout_s: float
+    ) -> Coroutine[Any, Any, tuple[Head, bytes]]:
         """Send a request and gather its answer.
 
         EngineFailureError if that fails, or it is over `max_bytes`, or silent for `timeout_s`.
         """
-        return await self._pool.fetch(parts, max_bytes, timeout_s)
+        return self._pool.fetch(parts, max_bytes, timeout_s)
 
     def leave(self, on_idle: Callable[["Engine"], None]) -> None:
         """Take nothing new; `on_idle` is called once nothing is left, at once if nothing is."""

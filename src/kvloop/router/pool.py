@@ -46,10 +46,16 @@ class Pool:
         EngineFailureError if that fails; from then on an exchange is lost that is silent for `timeout_s`.
         """
         connection = self._take_idle()
-        if connection is not None:
-            with suppress(_StaleError):
-                return await self._exchange(connection, parts, timeout_s)
-        return await self._exchange(await self._connect(), parts, timeout_s)
+        while True:
+            if connection is None:
+                connection = await self._connect()
+            try:
+                return Exchange(await connection.ask(parts, timeout_s), connection)
+            except BaseException as error:
+                connection.close()
+                if not _is_stale(error, connection):
+                    raise
+            connection = None
 
     async def fetch(self, parts: Sequence[bytes], max_bytes: int, timeout_s: float) -> tuple[Head, bytes]:
         """Send a request and gather its answer.
@@ -74,20 +80,6 @@ class Pool:
         """Abort every connection."""
         for connection in list(self._open):
             connection.abort()
-
-    async def _exchange(
-        self, connection: EngineConnection, parts: Sequence[bytes], timeout_s: float
-    ) -> Exchange:
-        try:
-            return Exchange(await connection.ask(parts, timeout_s), connection)
-        except BaseException as error:
-            connection.close()
-            stale = (
-                isinstance(error, EngineFailureError) and error.kind == "closed" and not connection.answered
-            )
-            if stale and connection.exchanges > 1:
-                raise _StaleError from error
-            raise
 
     async def _connect(self) -> EngineConnection:
         loop = asyncio.get_running_loop()
@@ -127,5 +119,7 @@ class Pool:
             self._idle.remove(connection)
 
 
-class _StaleError(Exception):
-    """A kept connection turned out to be closed."""
+def _is_stale(error: BaseException, connection: EngineConnection) -> bool:
+    """Whether a kept connection turned out to be closed; a new one never is."""
+    closed = isinstance(error, EngineFailureError) and error.kind == "closed"
+    return closed and not connection.answered and connection.exchanges > 1

@@ -102,6 +102,8 @@ class EngineConnection(asyncio.Protocol):
         self._until_close = False
         self._lost: EngineFailureError | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_s = 0.0  # when the timer does
+        self._timeout_s = 0.0  # of the exchange under way, 0 for none
         self._moved_s = 0.0
 
     @property
@@ -114,8 +116,8 @@ class EngineConnection(asyncio.Protocol):
         """Whether a byte of an answer has come since the last request."""
         return self._head_bytes > 0
 
-    async def ask(self, parts: Sequence[bytes], timeout_s: float) -> Head:
-        """Send a request and wait for its answer's head. EngineFailureError if none comes.
+    def ask(self, parts: Sequence[bytes], timeout_s: float) -> asyncio.Future[Head]:
+        """Send a request; its answer's head is to come. EngineFailureError if none does.
 
         From now to `close`, an exchange that brings not one byte for `timeout_s` is lost.
         """
@@ -126,10 +128,10 @@ class EngineConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._waiter = self._loop.create_future()
         self._moved_s = self._loop.time()
-        self._timer = self._loop.call_later(timeout_s, self._check_time, timeout_s)
+        self._watch(timeout_s)
         self._transport.resume_reading()  # its last client may have stopped it at his answer's end
         self._transport.writelines(parts)
-        return await self._waiter
+        return self._waiter
 
     def attach(self, sink: Sink) -> None:
         """Let `sink` take the body: at once what has come, then the rest."""
@@ -137,11 +139,11 @@ class EngineConnection(asyncio.Protocol):
         self.resume()
         self._deliver()
 
-    async def collect(self, max_bytes: int) -> bytes:
-        """The whole body. EngineFailureError if it is longer than `max_bytes`, or breaks off."""
+    def collect(self, max_bytes: int) -> asyncio.Future[bytes]:
+        """The whole body, when it is there. EngineFailureError if it is over `max_bytes`, or breaks off."""
         collector = Collector(self._loop, max_bytes)
         self.attach(collector)
-        return await collector.done
+        return collector.done
 
     def pause(self) -> None:
         """Read no more until `resume`: the client does not take it."""
@@ -160,8 +162,7 @@ class EngineConnection(asyncio.Protocol):
         """
         self._sink = None
         self._pieces.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timeout_s = 0.0
         reusable = self.usable
         if not reusable:
             self.abort()
@@ -203,6 +204,8 @@ class EngineConnection(asyncio.Protocol):
             self._ended = True
         self._lost = self._lost or EngineFailureError("closed", Failure.BROKEN, str(error or ""))
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
         self._deliver()
         self._release(self, False)
 
@@ -262,10 +265,25 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is not None and sum(map(len, self._pieces)) > UNCLAIMED_MAX_BYTES:
             self._transport.pause_reading()
 
-    def _check_time(self, timeout_s: float) -> None:
-        left_s = self._moved_s + timeout_s - self._loop.time()
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._check_time, timeout_s)
+    def _watch(self, timeout_s: float) -> None:
+        """Look after the exchange that begins. A timer of an earlier one that rings in time will do."""
+        self._timeout_s = timeout_s
+        due_s = self._moved_s + timeout_s
+        if self._timer is not None:
+            if self._rings_s <= due_s:
+                return
+            self._timer.cancel()
+        self._rings_s = due_s
+        self._timer = self._loop.call_at(due_s, self._check_time)
+
+    def _check_time(self) -> None:
+        self._timer = None
+        if not self._timeout_s:  # nothing is under way
+            return
+        due_s = self._moved_s + self._timeout_s
+        if due_s > self._loop.time():
+            self._rings_s = due_s
+            self._timer = self._loop.call_at(due_s, self._check_time)
             return
         self._lost = self._lost or EngineFailureError("timeout", Failure.BROKEN)
         self.abort()
