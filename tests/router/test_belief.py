@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvloop.core.report import TurnReport
-from kvloop.router.belief import Beliefs
+from kvloop.router.belief import Beliefs, size_of
 from kvloop.wire.openai import Endpoint, Generation, read_generation
 
 LATIN = "The quick brown fox jumps over the lazy dog. " * 200
@@ -20,14 +20,19 @@ def request(endpoint: Endpoint, text: str) -> Generation:
     return read_generation(endpoint, json.dumps(body, ensure_ascii=False).encode())
 
 
+def tokens(beliefs: Beliefs, sent: Generation) -> int:
+    """How many it is believed to be."""
+    return beliefs.ask(sent, size_of(sent), None).tokens
+
+
 @pytest.mark.parametrize("endpoint", Endpoint)
 def test_estimates(endpoint: Endpoint) -> None:
     """The same text is about as long everywhere."""
     beliefs = Beliefs()
     for text in (LATIN, CHINESE):
-        chat = beliefs.ask(request(Endpoint.CHAT, text), None).tokens
+        chat = tokens(beliefs, request(Endpoint.CHAT, text))
         assert chat > 100
-        assert beliefs.ask(request(endpoint, text), None).tokens == pytest.approx(chat, rel=0.05)
+        assert tokens(beliefs, request(endpoint, text)) == pytest.approx(chat, rel=0.05)
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)
@@ -35,8 +40,8 @@ def test_engines_counts_correct_them(endpoint: Endpoint) -> None:
     """For texts of that script alone."""
     beliefs = Beliefs()
     sent, other = request(endpoint, LATIN), request(endpoint, CHINESE)
-    before, of_other = beliefs.ask(sent, None).tokens, beliefs.ask(other, None).tokens
+    before, of_other = tokens(beliefs, sent), tokens(beliefs, other)
     for _ in range(50):
-        beliefs.counted(sent, TurnReport(4 * before, 0, 0, 4 * before, None))
-    assert beliefs.ask(sent, None).tokens > 2 * before
-    assert beliefs.ask(other, None).tokens == of_other
+        beliefs.counted(size_of(sent), TurnReport(4 * before, 0, 0, 4 * before, None))
+    assert tokens(beliefs, sent) > 2 * before
+    assert tokens(beliefs, other) == of_other

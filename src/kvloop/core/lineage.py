@@ -105,9 +105,10 @@ def content_keys(key: bytes, root: Sequence[bytes], units: Iterable[bytes]) -> l
     Every part goes in behind its length, and the root's parts behind their number: none runs into another.
     """
     rolling = hashlib.blake2b(key=checked_key(key), digest_size=KEY_BYTES, person=_CONTENT_PURPOSE)
-    rolling.update(len(root).to_bytes(8, "little"))
+    parts = [len(root).to_bytes(8, "little")]
     for part in root:
-        rolling.update(len(part).to_bytes(8, "little") + part)
+        parts += (len(part).to_bytes(8, "little"), part)
+    rolling.update(b"".join(parts))
     keys: list[bytes] = []
     for unit in units:
         if len(keys) == MAX_UNITS:

@@ -1,5 +1,7 @@
 """A request in tokens, estimated from its bytes; see `core.belief` and `core.script`."""
 
+from dataclasses import dataclass
+
 from kvloop.core.belief import believed
 from kvloop.core.decision import Ask
 from kvloop.core.lineage import Match
@@ -9,20 +11,26 @@ from kvloop.wire.openai import Endpoint, Generation
 from kvloop.wire.units import root_of
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a prompt's tokens are estimated from: taken once, for it takes a look at every byte."""
+
+    model: str
+    script: Script
+    total_bytes: int
+
+
 class Beliefs:
     """Estimates, and the counts that correct them."""
 
     def __init__(self) -> None:
         self._estimator = TokenEstimator()
 
-    def ask(self, generation: Generation, match: Match | None) -> Ask:
+    def ask(self, generation: Generation, size: Size, match: Match | None) -> Ask:
         """The turn in tokens. `match`: what may be reused, None for nothing."""
-        script = _script(generation)
 
         def tokens(size_bytes: int) -> int:
-            return self._estimator.tokens(generation.model, script, size_bytes)
-
-        total = tokens(_size_bytes(generation))
+            return self._estimator.tokens(size.model, size.script, size_bytes)
 
         def before(depth: int) -> int:
             return tokens(_root_bytes(generation) + sum(map(len, generation.units[:depth])))
@@ -30,26 +38,22 @@ class Beliefs:
         def added(depth: int) -> int:
             return tokens(sum(map(len, generation.units[depth + 1 :])))
 
+        total = tokens(size.total_bytes)
         answers_are_units = generation.endpoint in (Endpoint.CHAT, Endpoint.MESSAGES)
         return believed(match, total, before, added if answers_are_units else None)
 
-    def counted(self, generation: Generation, report: TurnReport) -> None:
+    def counted(self, size: Size, report: TurnReport) -> None:
         """An engine has counted the prompt."""
-        self._estimator.counted(
-            generation.model, _script(generation), _size_bytes(generation), report.prompt_tokens
-        )
+        self._estimator.counted(size.model, size.script, size.total_bytes, report.prompt_tokens)
 
 
-def _script(generation: Generation) -> Script:
+def size_of(generation: Generation) -> Size:
+    """A prompt's size: with all that is rendered before its first unit."""
     if generation.endpoint is Endpoint.COMPLETIONS:
-        return script_of(bytes(generation.fields.get("prompt", b"")))
-    return script_of(generation.raw)
-
-
-def _size_bytes(generation: Generation) -> int:
-    if generation.endpoint is Endpoint.COMPLETIONS:
-        return len(bytes(generation.fields.get("prompt", b"")))
-    return _root_bytes(generation) + sum(map(len, generation.units))
+        prompt = bytes(generation.fields.get("prompt", b""))
+        return Size(generation.model, script_of(prompt), len(prompt))
+    total_bytes = _root_bytes(generation) + sum(map(len, generation.units))
+    return Size(generation.model, script_of(generation.raw), total_bytes)
 
 
 def _root_bytes(generation: Generation) -> int:

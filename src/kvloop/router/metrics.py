@@ -28,7 +28,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         requests = self._counter("requests", "Generation requests answered", "route", "status")
         self._requests = requests
-        self.found = self._counter(
+        self._answered: dict[tuple[Route, int], Counter] = {}
+        self._by: dict[str, Counter] = {}
+        self._found = self._counter(
             "lookups", "Requests by how an earlier turn was found (none: it was not)", "by"
         )
         self.fallbacks = self._counter("fallbacks", "Hops that failed and were replaced", "hop", "reason")
@@ -39,7 +41,8 @@ class Metrics:
         self._misses = self._counter(
             "return_misses", "Handles that brought nothing back, by prefill's reason", "reason"
         )
-        self.tokens = self._counter("prompt_tokens", "Prompt tokens by where their KV came from", "source")
+        self._tokens = self._counter("prompt_tokens", "Prompt tokens by where their KV came from", "source")
+        self._tokens_of: dict[str, Counter] = {}
         self.passed = self._counter(
             "passed", "Requests of routes that are passed on as they are", "path", "status"
         )
@@ -71,7 +74,17 @@ class Metrics:
 
     def answered(self, route: Route, status: int) -> None:
         """One request was answered."""
-        self._requests.labels(route.value, str(status)).inc()
+        counter = self._answered.get((route, status))
+        if counter is None:
+            counter = self._answered[route, status] = self._requests.labels(route.value, str(status))
+        counter.inc()
+
+    def looked_up(self, by: str) -> None:
+        """An earlier turn was found so, or (`none`) was not."""
+        counter = self._by.get(by)
+        if counter is None:
+            counter = self._by[by] = self._found.labels(by)
+        counter.inc()
 
     def prefilled(self, report: TurnReport | None, asked: bool) -> None:
         """Prefill has said what a turn was made of. `asked`: it was to read back."""
@@ -82,7 +95,11 @@ class Metrics:
             ("returned", report.returned_tokens),
             ("computed", report.computed_tokens),
         ):
-            self.tokens.labels(source).inc(tokens)
+            counter = self._tokens_of.get(source)
+            if counter is None:
+                counter = self._tokens_of[source] = self._tokens.labels(source)
+            if tokens:
+                counter.inc(tokens)
         if asked and not report.returned_tokens:
             self.missed(report.reason)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import partial
 
 from kvloop.core.decision import DECODE, PREFILL, Route
-from kvloop.router.belief import Beliefs
+from kvloop.router.belief import Beliefs, size_of
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
 from kvloop.router.engine import Engine
@@ -102,12 +102,13 @@ class Proxy:
     ) -> Run:
         generation, lookup = opened.generation, opened.lookup
         match = lookup.match if self._config.return_enabled else None
-        self._metrics.found.labels(match.by if match else "none").inc()
+        self._metrics.looked_up(match.by if match else "none")
         if lookup.gap_ns is not None:
             self._metrics.gap.observe(lookup.gap_ns / _NS_PER_S)
         if generation.alone:
             self._metrics.alone.labels(generation.alone).inc()
-        ask = self._beliefs.ask(generation, match)
+        size = size_of(generation)
+        ask = self._beliefs.ask(generation, size, match)
         suits = partial(self._opening.suits, opened)
         ways = [] if generation.alone else self._fleet.choose(ask, suits)
         progress = self._fleet.progress(ask)
@@ -123,6 +124,7 @@ class Proxy:
             request=request,
             response=response,
             opened=opened,
+            size=size,
             believed=ask,
             ways=ways,
             turn=Turn(
@@ -264,7 +266,7 @@ class Proxy:
         run.progress.ended(self._fleet.clock_ns())
         counted = run.report or run.decoded
         if counted is not None:
-            self._beliefs.counted(run.generation, counted)
+            self._beliefs.counted(run.size, counted)
         way = run.way
         if way is not None and run.turn.route is way.route and run.first_ns:
             took_ns = run.first_ns - run.began_ns

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from kvloop.core.decision import Ask, Option
 from kvloop.core.progress import Progress
 from kvloop.core.report import TurnReport
+from kvloop.router.belief import Size
 from kvloop.router.conversations import Lookup
 from kvloop.router.engine import Engine
 from kvloop.router.leases import LeaseUse
@@ -26,6 +27,7 @@ class Run:
     request: Request
     response: Response
     opened: Opened
+    size: Size
     believed: Ask
     ways: list[Option]
     turn: Turn
