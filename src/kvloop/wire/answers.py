@@ -62,10 +62,12 @@ class ResponseFilter(HandleFilter):
         super().__init__(max_event_bytes)
         self._previous_id = previous_id
 
-    def _worth_reading(self, lines: bytes) -> bool:
-        if super()._worth_reading(lines) or _LAST_EVENT.search(lines) is not None:
-            return True
-        return self._previous_id is not None and b'"previous_response_id":null' in lines
+    def _found(self, lines: bytes, at: int) -> int:
+        last = _LAST_EVENT.search(lines, at)
+        found = [super()._found(lines, at), -1 if last is None else last.start()]
+        if self._previous_id is not None:
+            found.append(lines.find(b'"previous_response_id":null', at))
+        return min([place for place in found if place >= 0], default=-1)
 
     def _event(self, event: bytes, fields: Fields) -> bytes | None:
         kept = super()._event(event, fields)

@@ -75,20 +75,37 @@ class HandleFilter:
 
     def _passed(self, lines: bytes) -> bytes:
         self.ending = ending_of_events(lines, self._spelling) or self.ending
-        if not self._drop_blank and not self._worth_reading(lines):
+        if not self._drop_blank and self._found(lines, 0) < 0:
             return lines
-        return b"".join([self._line(line) for line in lines.splitlines(keepends=True)])
+        passed: list[bytes] = []
+        at = 0
+        while at < len(lines):
+            start = at
+            if not self._drop_blank:
+                found = self._found(lines, at)
+                if found < 0:
+                    break
+                ends = lines.rfind(b"\n", at, found), lines.rfind(b"\r", at, found)
+                start = max(at, *(end + 1 for end in ends))
+            end = _end_of_line(lines, start)
+            passed += (lines[at:start], self._line(lines[start:end]))
+            at = end
+        passed.append(lines[at:])
+        return b"".join(passed)
 
-    def _worth_reading(self, lines: bytes) -> bool:
-        """Whether something in these lines has to be decoded."""
-        return _KEY in lines and _HANDLE.search(lines) is not None
+    def _found(self, lines: bytes, at: int) -> int:
+        """Where, from `at` on, the first thing stands for which its line has to be decoded; -1 for nowhere."""
+        if lines.find(_KEY, at) < 0:
+            return -1
+        found = _HANDLE.search(lines, at)
+        return -1 if found is None else found.start()
 
     def _line(self, line: bytes) -> bytes:
         if self._drop_blank:
             self._drop_blank = False
             if not line.strip(b"\r\n"):
                 return b""
-        if not line.startswith(_PREFIX) or not self._worth_reading(line):
+        if not line.startswith(_PREFIX) or self._found(line, 0) < 0:
             return line
         event = line[len(_PREFIX) :].strip(b" \r\n")
         try:
@@ -111,3 +128,11 @@ class HandleFilter:
         if bytes(fields.get("object", b"")) == b'"%s"' % HANDLE_OBJECT.encode():
             return None
         return without_member(event, fields, HANDOVER_FIELD)
+
+
+def _end_of_line(lines: bytes, start: int) -> int:
+    """Where the line from `start` ends, with what ends it: CR, LF or both."""
+    feed = lines.find(b"\n", start)
+    end = feed + 1 or len(lines)
+    back = lines.find(b"\r", start, end)
+    return end if back < 0 or back + 1 == feed else back + 1
