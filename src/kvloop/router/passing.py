@@ -123,12 +123,13 @@ class _Relay:
         self._response.on_pause = self._connection.pause
         self._response.on_resume = self._connection.resume
         self._response.start(head.status, returned(head), int(length) if length else None)
+        self._response.write(b"")  # its body may be long in coming
         self._connection.attach(self)
         return await self._done
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, ends: bool) -> None:
         """One read's worth."""
-        self._response.write(data)
+        self._response.write(data, ends=ends)
 
     def on_end(self) -> None:
         """The engine has said everything."""

@@ -50,11 +50,11 @@ class StreamRelay:
         self._connection.attach(self)
         return await self.done
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, ends: bool) -> None:
         """One read's worth of the stream."""
         if self.done.done():
             return
-        self._pass(self._filter.feed(data))
+        self._pass(self._filter.feed(data), ends)
         if self._filter.overlong:
             self._cut("the engine's answer had an event that is too long")
 
@@ -62,7 +62,7 @@ class StreamRelay:
         """The engine has said everything."""
         if self.done.done():
             return
-        self._pass(self._filter.close())
+        self._pass(self._filter.close(), ends=True)
         if not self._response.started:
             self._start()
         self._response.finish()
@@ -77,7 +77,7 @@ class StreamRelay:
         else:
             self.done.set_exception(error)
 
-    def _pass(self, data: bytes) -> None:
+    def _pass(self, data: bytes, ends: bool) -> None:
         if self._filter.last is not self._last:
             self._last = self._filter.last
             if self._last is not None:
@@ -89,7 +89,7 @@ class StreamRelay:
         if data:
             if not self._response.started:
                 self._start()
-            self._response.write(data)
+            self._response.write(data, ends=ends)
 
     def _start(self) -> None:
         self._on_first()

@@ -48,6 +48,7 @@ class Response:
         self._head_only = head_only
         self._http10 = http10
         self._chunked = False
+        self._unsent = b""
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
         """The whole answer."""
@@ -72,7 +73,7 @@ class Response:
         self.send_json(status, self.shape.body(status, message, param, code), headers)
 
     def start(self, status: int, headers: Headers, length: int | None = None) -> None:
-        """The head of a stream. `length`: of its body, where that is known."""
+        """The head of a stream, which leaves with what is written next. `length`: of its body, if known."""
         framing: Headers = []
         if length is not None:
             framing = [(b"content-length", b"%d" % length)]
@@ -80,18 +81,21 @@ class Response:
             self._chunked = not self._http10
             self.keep_alive = self.keep_alive and not self._http10
             framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
-        self._transport.write(self._head(status, headers + framing))
+        self._unsent = self._head(status, headers + framing)
 
-    def write(self, data: bytes) -> None:
-        """More of a stream."""
-        if not data or self._head_only:
-            return
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+    def write(self, data: bytes, *, ends: bool = False) -> None:
+        """More of a stream. `ends`: `finish` follows at once, so that they leave together."""
+        if data and not self._head_only:
+            self._unsent += b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        if self._unsent and not ends:
+            self._transport.write(self._unsent)
+            self._unsent = b""
 
     def finish(self) -> None:
         """The stream's end."""
         if self._chunked and not self._head_only:
-            self._transport.write(b"0\r\n\r\n")
+            self._unsent += b"0\r\n\r\n"
+        self.write(b"")
         self.finished = True
 
     def abort(self) -> None:

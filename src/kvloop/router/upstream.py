@@ -46,9 +46,12 @@ class Head:
 
 
 class Sink(Protocol):
-    """What takes an answer's body. After `on_end` or `on_lost` nothing more comes."""
+    """What takes an answer's body. After `on_end` or `on_lost` nothing more comes.
 
-    def on_body(self, data: bytes) -> None: ...
+    `ends`: `on_end` follows at once.
+    """
+
+    def on_body(self, data: bytes, ends: bool) -> None: ...
     def on_end(self) -> None: ...
     def on_lost(self, error: EngineFailureError) -> None: ...
 
@@ -61,7 +64,7 @@ class Collector:
         self._parts: list[bytes] = []
         self._room = max_bytes
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, ends: bool) -> None:  # noqa: ARG002
         """One more piece."""
         self._room -= len(data)
         if self._room >= 0:
@@ -248,7 +251,7 @@ class EngineConnection(asyncio.Protocol):
         if self._pieces:
             data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
-            self._sink.on_body(data)
+            self._sink.on_body(data, self._ended)
         if not self._ended and self._lost is None:
             return
         sink, self._sink = self._sink, None

@@ -94,7 +94,7 @@ class HandleFilter:
         return b"".join(passed)
 
     def _found(self, lines: bytes, at: int) -> int:
-        """Where, from `at` on, the first thing stands for which its line has to be decoded; -1 for nowhere."""
+        """Where, from `at` on, something stands for which its line has to be decoded; -1 for nowhere."""
         if lines.find(_KEY, at) < 0:
             return -1
         found = _HANDLE.search(lines, at)
