@@ -6,7 +6,7 @@ good as to choose the best of all (the power of two choices, Mitzenmacher 2001),
 fleet, and routers that know nothing of one another do not all run to the same engine.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from kvloop.core.cost import Costs
@@ -120,12 +120,16 @@ class Placement:
     ) -> list[Load]:
         """Engines that may be asked, going round, and the known one wherever it stands."""
 
+        suits, usable = eligible
+
         def may_be_asked(name: str) -> bool:
-            return name not in excluded and eligible.usable(name) and eligible.suits(name)
+            return name not in excluded and usable(name) and suits(name)
 
         engines = self._roles[role]
+        count = len(engines)
         found: list[Load] = []
-        for load in _rotated(engines, self._turns):
+        for place in range(self._turns, self._turns + count):
+            load = engines[place % count]
             if may_be_asked(load.name):
                 found.append(load)
                 if len(found) == WINDOW:
@@ -135,9 +139,3 @@ class Placement:
         if (role, known) in self._members and may_be_asked(known):
             found.append(self._loads[known])
         return found
-
-
-def _rotated(engines: Sequence[Load], turns: int) -> Iterator[Load]:
-    start = turns % len(engines) if engines else 0
-    for place in range(start, start + len(engines)):
-        yield engines[place % len(engines)]
