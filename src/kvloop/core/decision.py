@@ -57,8 +57,7 @@ class AppendLimits:
     stall_permille: int = 125
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """A turn as it is believed to be. Counts are of tokens.
 
     `held`: of the prompt's `tokens` from its beginning, what decode engine `holder` has kept; `can_return`:

@@ -55,8 +55,7 @@ class Prompt(NamedTuple):
 NO_PROMPT = Prompt()
 
 
-@dataclass(frozen=True, slots=True)
-class FiledTurn:
+class FiledTurn(NamedTuple):
     """A finished turn: decode's opaque handle, the engine that gave it, how many units its request had.
 
     `lease`: what the handle names, where the router can tell.

@@ -56,7 +56,7 @@ class Progress:
         if job is not None and report is not None:
             self._job = None
             self._learn_prefill(load, job, report, now_ns)
-            self.ask = replace(self.ask, tokens=report.prompt_tokens)
+            self.ask = self.ask._replace(tokens=report.prompt_tokens)
         self.close(now_ns)
         self._handed_by = self._computed_at = load.name
 
@@ -81,7 +81,7 @@ class Progress:
         """Decode says what it did with the prompt, or does not."""
         self._reported = report
         if report is not None:
-            self.ask = replace(self.ask, tokens=report.prompt_tokens)
+            self.ask = self.ask._replace(tokens=report.prompt_tokens)
 
     def ended(self, now_ns: int) -> None:
         """The answer is whole."""

@@ -1,6 +1,6 @@
 """A request in tokens, estimated from its bytes; see `core.belief` and `core.script`."""
 
-from dataclasses import dataclass
+import msgspec
 
 from kvloop.core.belief import believed
 from kvloop.core.decision import Ask
@@ -11,8 +11,7 @@ from kvloop.wire.openai import Endpoint, Generation
 from kvloop.wire.units import root_of
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(msgspec.Struct, frozen=True):
     """What a prompt's tokens are estimated from: taken once, for it takes a look at every byte."""
 
     model: str

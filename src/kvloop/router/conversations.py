@@ -8,7 +8,8 @@ is. Names come from wherever clients put them today, each under its own kind.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kvloop.core.lineage import FiledTurn, LineageTable, Match, Name, Prompt, content_keys, name_key
 from kvloop.router.leases import LeaseUse, TurnLeases, is_return
@@ -23,8 +24,7 @@ MAX_HANDLE_BYTES = 256 * 1024  # upstream's lists the blocks of every group; our
 _NS_PER_S = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(msgspec.Struct, frozen=True):
     """A request as the table sees it. `salt` is the engines' cache salt, None for none.
 
     `keep_ns`: how long its client wants what it leaves to be kept, 0 for not at all, None if it does not say.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import httptools
+import msgspec
 
 from kvloop.router.config import Limits
 from kvloop.router.keys import Key
@@ -19,8 +20,7 @@ _HEADER_EXTRA_BYTES = 4  # ": " and the line's end
 _SMALL_BYTES = 1024  # an object of its own takes some 50 bytes and more, so smaller pieces are gathered
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """Whose a request is: its key and tenant, if it has them, and the headers that stay here."""
 
     key: Key | None = None
@@ -156,7 +156,9 @@ class RequestParser:
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + _HEADER_EXTRA_BYTES)
+        self._head_bytes += len(name) + len(value) + _HEADER_EXTRA_BYTES
+        if self._head_bytes > self._limits.max_header_bytes:
+            self._count_head(0)
         if self._in_head:  # else it is a trailer, and nobody asked for one
             self._headers.append((name.lower(), value))
 
@@ -165,8 +167,9 @@ class RequestParser:
         self._silent_bytes = 0
         self._named = dict(self._headers)
         self._path = _path(self._url)
-        self._http10 = self._parser.get_http_version() == "1.0"
-        self._check_framing()
+        version = self._parser.get_http_version()
+        self._http10 = version == "1.0"
+        self._check_framing(version)
         if self._gate is not None:
             verdict = self._gate.admit(self._path, self._headers, self._named)
             if isinstance(verdict, Refusal):
@@ -210,7 +213,7 @@ class RequestParser:
         self._body, self.body_bytes = [], 0
         self._whole.append(request)
 
-    def _check_framing(self) -> None:
+    def _check_framing(self, version: str) -> None:
         """Refuse what llhttp takes and somebody else may take for something else (RFC 9112, 3.2 and 6.1)."""
         named = self._named
         hosts = b"host" in named
@@ -222,7 +225,7 @@ class RequestParser:
         coding = named.get(b"transfer-encoding")
         if coding is not None and (self._http10 or coding.strip().lower() != b"chunked"):
             self._refuse(400, "the only transfer coding is chunked, and in HTTP/1.1")
-        if not self._http10 and (not hosts or self._parser.get_http_version() != "1.1"):
+        if not self._http10 and (not hosts or version != "1.1"):
             self._refuse(400, "this server speaks HTTP/1.1, with one Host header")
 
     def _count_head(self, size_bytes: int) -> None:

@@ -14,8 +14,9 @@ reached him.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from kvloop.core.decision import Option, Route
 from kvloop.wire.openai import ALONE
@@ -32,24 +33,21 @@ class Failure(Enum):
     ANSWERED = "answered"
 
 
-@dataclass(frozen=True, slots=True)
-class AskPrefill:
+class AskPrefill(msgspec.Struct, frozen=True):
     """Send the prefill hop to `engine`, with `handle` to read back from."""
 
     engine: str
     handle: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class AskDecode:
+class AskDecode(msgspec.Struct, frozen=True):
     """Send the decode hop to `engine`. `handover` is the value of its `kv_transfer_params`."""
 
     engine: str
     handover: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """Tell the client: the last engine's own answer if it gave one, else `message`."""
 
     message: str

@@ -64,7 +64,7 @@ def without_member(body: bytes, fields: Fields, name: str) -> bytes:
 
     A cut counts only if every other member is left as it was.
     """
-    kept = {key: bytes(raw) for key, raw in fields.items() if key != name}
+    kept = {key: raw for key, raw in fields.items() if key != name}
     value = bytes(fields[name])
     for found in reversed(list(_member(name).finditer(body))):
         if not body.startswith(value, found.end()):
@@ -74,9 +74,9 @@ def without_member(body: bytes, fields: Fields, name: str) -> bytes:
             cut = head[:-1] + tail
         else:
             cut = body[: found.start()] + tail.lstrip(_SPACE).removeprefix(b",").lstrip(_SPACE)
-        if _as_bytes(decoded(cut, FIELDS, {})) == kept:
+        if decoded(cut, FIELDS, {}) == kept:
             return cut
-    return msgspec.json.encode({key: msgspec.Raw(raw) for key, raw in kept.items()})
+    return msgspec.json.encode(kept)
 
 
 def with_value(body: bytes, fields: Fields, name: str, value: bytes) -> bytes:

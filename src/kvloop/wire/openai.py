@@ -8,7 +8,6 @@ may say anything.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -42,8 +41,7 @@ _MEMBER_KEY = b'"kv_transfer_params"'
 _OF_THIS_TURN = ("do_remote_decode", "do_remote_prefill", "kvloop_turn")
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True):
     """A client's request: its bytes, its members as bytes, and what the router decides by.
 
     `units`: what its prompt consists of (`wire.units`). `alone`: why it cannot be split between prefill and
