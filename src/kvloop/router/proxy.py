@@ -264,11 +264,9 @@ class Proxy:
     def _over(self, run: Run) -> None:
         """The answer is whole, or as whole as it gets: what is to be learned from it."""
         run.progress.ended(self._fleet.clock_ns())
-        counted = run.report or run.decoded
-        if counted is not None:
+        if (counted := run.report or run.decoded) is not None:
             self._beliefs.counted(run.size, counted)
-        way = run.way
-        if way is not None and run.turn.route is way.route and run.first_ns:
+        if (way := run.way) is not None and run.turn.route is way.route and run.first_ns:
             took_ns = run.first_ns - run.began_ns
             self._fleet.placement.costs.came(way.route, way.parts.ttft_ns, took_ns)
             self._metrics.error[way.route].observe(abs(way.expected_ns - took_ns) / took_ns)
