@@ -74,6 +74,29 @@ def test_a_read_of_unknown_length_teaches_nothing_of_the_work() -> None:
     assert placement.costs.compute_ns(PREFILL, "p", 200, 800) == before
 
 
+def test_a_read_that_took_longer_than_its_hop_teaches_nothing() -> None:
+    """An engine that says so would look as fast as it likes."""
+    placement = fleet()
+    before = placement.costs.compute_ns(PREFILL, "p", 200, 800)
+    progress = Progress(placement, ASK)
+    progress.sent_prefill("p", with_handle=True, now_ns=0)
+    progress.prefilled(TurnReport(1000, 0, 800, 200, None, 50_000), 50 * MS)
+    assert placement.costs.compute_ns(PREFILL, "p", 200, 800) == before
+    assert placement.costs.read_ns("d", "p", 800) == fleet().costs.read_ns("d", "p", 800)
+    assert placement["p"].queued_tokens == 0
+
+
+def test_who_is_gone_teaches_nothing() -> None:
+    """An engine that has left with a turn under way is not remembered because of it."""
+    placement = fleet()
+    progress = Progress(placement, ASK)
+    progress.sent_prefill("p", with_handle=False, now_ns=0)
+    placement.remove("p")
+    progress.prefilled(TurnReport(1000, 0, 0, 1000), 90_000 * MS)
+    untouched = fleet().costs.compute_ns(PREFILL, "p", 200, 800)
+    assert placement.costs.compute_ns(PREFILL, "p", 200, 800) == untouched
+
+
 @given(
     st.lists(
         st.sampled_from(["prefill", "prefilled", "silent", "decode", "append", "began", "ended", "close"]),

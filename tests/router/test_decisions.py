@@ -157,6 +157,7 @@ def test_explain_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     """A router that is not there, and a URL that is none: one line, status 2."""
     assert main(["explain", "x", "--admin", "http://127.0.0.1:1"]) == 2
     assert main(["explain", "x", "--admin", "localhost:1"]) == 2
+    assert main(["explain", "x", "--admin", "http://h:notaport"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("kvloop explain: http://127.0.0.1:1 does not answer")
     assert said[1].startswith("kvloop explain: --admin 'localhost:1' is not a URL")

@@ -1,6 +1,7 @@
 """Who is in the fleet: sources that change their word, draining, roles, ranks; nothing is cut short."""
 
 from collections import Counter
+from unittest import mock
 
 import pytest
 
@@ -226,3 +227,19 @@ def test_what_is_no_url(url: str) -> None:
     """A URL that hides a key, a path or a rank is refused."""
     with pytest.raises(UserError, match="base URL"):
         check_url(url)
+
+
+def test_uneven_shares_cost_no_more_in_a_large_fleet() -> None:
+    """Whether a turn is anybody's is asked once per role, however many engines it is not meant for."""
+    membership, _, _ = made(*[p(number, weight=0.01) for number in range(300)], p(300), d(0))
+    fleet, asked_of = membership.fleet, 0
+    honest = fleet._shares.take_part
+
+    def counted(engine: Engine, now_s: float) -> bool:
+        nonlocal asked_of
+        asked_of += 1
+        return honest(engine, now_s)
+
+    with mock.patch.object(fleet._shares, "take_part", counted):
+        fleet.choose(Ask(100))
+    assert asked_of <= 2 * 302

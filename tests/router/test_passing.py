@@ -138,7 +138,7 @@ async def test_another_engine() -> None:
         assert sum(len(engine.asked) for engine in router.decode) == 3
         await router.decode[0].stop()
         await router.decode[1].stop()
-        for _ in range(6):
+        for _ in range(2):
             assert (await router.client.post("/pooling", json={})).status_code in (500, 502)
         assert (await router.client.post("/pooling", json={})).status_code == 500
 
@@ -167,3 +167,12 @@ async def test_a_client_that_leaves() -> None:
                 await asyncio.sleep(0.001)
         await router.decode[0].cancelled.wait()
         assert await router.metric("clients_gone_total") == 1
+
+
+@in_loop
+async def test_an_engine_that_only_fails_is_left_out() -> None:
+    """5xx of these routes count against it as those of turns do, and none of them clears it."""
+    async with stack(prefill=[], decode=[lambda _: json_answer(b"{}", 500)]) as router:
+        for _ in range(6):
+            await router.client.post("/v1/embeddings", json={"model": "tiny", "input": "x"})
+        assert (await router.client.get("/health")).status_code == 503

@@ -45,6 +45,10 @@ class Placement:
         """What is under way at an engine; of one that is gone, a book that nobody reads."""
         return self._loads.get(name) or Load(name)
 
+    def has(self, name: str) -> bool:
+        """Whether an engine is there."""
+        return name in self._loads
+
     def add(self, name: str, role: str) -> None:
         """An engine of `role`, which may be the second one of an engine that is there."""
         load = self._loads.setdefault(name, Load(name))

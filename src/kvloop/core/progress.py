@@ -33,6 +33,11 @@ class Progress:
         self._reported: TurnReport | None = None
 
     @property
+    def handed_by(self) -> str:
+        """The prefill engine whose work the hop under way goes on from, or nothing."""
+        return self._handed_by or ""
+
+    @property
     def prompt(self) -> Prompt:
         """What is filed of the prompt. Whoever appends leaves prefill what it had."""
         ask = self.ask
@@ -86,7 +91,8 @@ class Progress:
     def ended(self, now_ns: int) -> None:
         """The answer is whole."""
         load, waited_ns, report = self._load, self._waited_ns, self._reported
-        if load is not None and waited_ns is not None and report is not None:
+        known = load is not None and self._placement.has(load.name)
+        if known and load is not None and waited_ns is not None and report is not None:
             computed, before = report.computed_tokens, report.cached_tokens
             if self._handed_by is None:
                 work = Work(1, computed, pairs_of(computed, before), waited_ns)
@@ -123,6 +129,9 @@ class Progress:
 
     def _learn_prefill(self, load: Load, job: Job, report: TurnReport, now_ns: int) -> None:
         ask, read_ns = self.ask, report.read_us * _NS_PER_US
+        if read_ns >= now_ns - self._sent_ns or not self._placement.has(load.name):
+            load.leave(job, now_ns)  # no read takes longer than all; and nothing is learned of who is gone
+            return
         work = load.computed(job, now_ns, report.computed_tokens, report.cached_tokens)
         if work is not None and work.jobs > 1:
             self._costs.computed(PREFILL, load.name, work)

@@ -20,6 +20,7 @@ MAX_SURPRISE = 4.0
 SETTLED_OBSERVATIONS = 64  # from here on one of `TAKEN_OF` is as good as all, and costs a part of the time
 TAKEN_OF = 4
 FIRST_OBSERVATIONS = 5  # are believed as they are: the prior may be a factor of a hundred off
+MIN_PIVOT = 1e-12  # of what it was: below that a number's last digits decide
 MAX_VALUE = 1e15  # eleven days in nanoseconds
 
 
@@ -93,6 +94,8 @@ class Regression:
                 matrix[place][place] += ridge
                 right[place] += ridge * prior[feature]
             values = _eliminated(matrix, right)
+            if values is None:
+                return tuple(prior)
             if min(values) >= 0:
                 for feature, value in zip(used, values, strict=True):
                     found[feature] = value
@@ -101,10 +104,14 @@ class Regression:
         return tuple(found)
 
 
-def _eliminated(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss without pivoting: the matrix is positive definite, its diagonal has a ridge."""
+def _eliminated(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """Gauss without pivoting: the matrix is positive definite, its diagonal has a ridge. None where sizes
+    that are too far apart have left nothing of that."""
     size = len(right)
+    sizes = [matrix[row][row] for row in range(size)]
     for pivot in range(size):
+        if not matrix[pivot][pivot] > sizes[pivot] * MIN_PIVOT:
+            return None
         for row in range(pivot + 1, size):
             factor = matrix[row][pivot] / matrix[pivot][pivot]
             for column in range(pivot, size):

@@ -9,11 +9,9 @@ from prometheus_client.registry import Collector
 
 from kvloop.errors import UserError
 from kvloop.router.config import RouterConfig
-from kvloop.router.keys import MAX_KEY_BYTES, KeyRing, KeySpec, read_keys, spec_of
+from kvloop.router.keys import ENV_NAME, MAX_KEY_BYTES, KeyRing, KeySpec, read_keys, spec_of
 from kvloop.router.membership import Membership
 from kvloop.router.watch import Reloads, WatchedFile, running
-
-ENV_NAME = "env"
 
 
 @contextlib.asynccontextmanager

@@ -228,3 +228,9 @@ class Engine:
 
 def _ns(now_s: float) -> int:
     return int(now_s * _NS_PER_S)
+
+
+def useless(head: Head) -> EngineFailureError:
+    """What is wrong with an answer that is whole and of no use."""
+    kind = f"status_{head.status // 100}xx" if head.status != 200 else "no_handover"
+    return EngineFailureError(kind, Failure.ANSWERED)

@@ -45,7 +45,7 @@ def _targets(section: Section) -> list[Target]:
     weight = section.positive("weight", 1.0)
     labels = section.texts("labels")
     ranks = section.whole_or_list("ranks")
-    listed = range(ranks) if isinstance(ranks, int) else ranks
+    listed = range(min(ranks, MAX_RANKS + 1)) if isinstance(ranks, int) else ranks
     if listed is None:
         return [Target(url, Role(said), None, weight, labels)]
     if not 0 < len(listed) <= MAX_RANKS or len(set(listed)) < len(listed) or max(listed) >= MAX_RANKS:

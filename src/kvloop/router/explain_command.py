@@ -31,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print it. `UserError` where the router cannot be reached, or knows nothing of the request."""
     found = _ask(args.admin, args.request_id)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if args.json else explained(found))
+    try:
+        text = json.dumps(found, indent=2) + "\n" if args.json else explained(found)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{args.admin} does not answer as a router's admin port does: {error!r}") from error
+    sys.stdout.write(text)
     return 0
 
 
@@ -74,15 +78,19 @@ def _cells(way: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _ask(admin: str, request_id: str) -> dict[str, Any]:
-    parts = urlsplit(admin)
-    if parts.scheme != "http" or not parts.hostname:
+    try:
+        parts = urlsplit(admin)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or parts.scheme != "http":
         raise UserError(f"--admin {admin!r} is not a URL like {DEFAULT_ADMIN}")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", f"/decisions/{quote(request_id, safe='')}")
         answer = connection.getresponse()
         body = json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         raise UserError(f"{admin} does not answer as a router's admin port does: {error}") from error
     finally:
         connection.close()

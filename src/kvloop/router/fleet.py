@@ -182,6 +182,7 @@ class Fleet:
         that goes on from it is always one of them, and so is every turn if there is nobody else."""
         now_s, shares = self.now_s, self._shares
         is_even = shares.is_even(self.engines, now_s)
+        anybody: dict[int, bool] = {}  # by role: whether this turn is anybody's; asked at most once
 
         def is_usable(name: str) -> bool:
             engine = self.prefill.get(name) or self.decode[name]
@@ -190,7 +191,11 @@ class Fleet:
             if is_even or name in (ask.holder, ask.computed_at) or shares.take_part(engine, now_s):
                 return True
             others = self.prefill if name in self.prefill else self.decode
-            return not any(one.available(now_s) and shares.take_part(one, now_s) for one in others.values())
+            if id(others) not in anybody:
+                anybody[id(others)] = any(
+                    one.available(now_s) and shares.take_part(one, now_s) for one in others.values()
+                )
+            return not anybody[id(others)]
 
         return Eligible(suits, is_usable)
 

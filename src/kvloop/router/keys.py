@@ -24,6 +24,7 @@ from kvloop.router.strict import Section, read_strictly
 
 MAX_KEYS = 5_000
 MAX_KEY_BYTES = 1024  # of what a client presents
+ENV_NAME = "env"  # of the key in the environment
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NS_PER_S = 1_000_000_000
@@ -134,6 +135,8 @@ def read_keys(path: str, data: bytes) -> list[KeySpec]:
 def _spec(section: Section) -> KeySpec:
     section.only("name", "sha256", "tenant", "requests_per_minute", "concurrency")
     name = section.needed("name")
+    if name == ENV_NAME:
+        section.refuse("name", "is what the key in KVLOOP_API_KEY is called")
     if not KEY_NAME.fullmatch(name):
         section.refuse("name", "must be 1 to 64 letters, digits, dots, dashes or underscores")
     digest = section.needed("sha256")

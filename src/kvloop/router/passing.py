@@ -94,9 +94,13 @@ class Passing:
         parts = hop(engine, "POST", request.path, lines, request.body, kind)
         exchange = await engine.ask(parts, self._idle_timeout_s)
         try:
-            engine.answered()
+            if exchange.head.status < 500:
+                engine.answered()
+            else:
+                engine.erred(self._loop.time())
             if not await _Relay(exchange.connection, response).run(exchange.head):
                 self._metrics.cut.labels("engine").inc()
+                engine.erred(self._loop.time())
                 response.abort()
         finally:
             exchange.connection.close()

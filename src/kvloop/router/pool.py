@@ -92,7 +92,7 @@ class Pool:
                     ssl=self._tls,
                     server_hostname=self._server_name,
                 )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:  # the last: a name that is none
             kind = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
             raise EngineFailureError(kind, Failure.UNREACHED, str(error)) from None
         self._open.add(connection)

@@ -14,7 +14,7 @@ from kvloop.core.decision import DECODE, PREFILL, Route
 from kvloop.router.belief import Beliefs, size_of
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
-from kvloop.router.engine import Engine
+from kvloop.router.engine import Engine, useless
 from kvloop.router.explain import Explanations
 from kvloop.router.fleet import Fleet
 from kvloop.router.headers import REQUEST_ID, forwarded, hop, request_id, returned
@@ -162,14 +162,14 @@ class Proxy:
             if again is None:
                 run.response.send(head.status, returned(head), answer)
             else:
-                self._failed(run, engine, _useless(head), PREFILL)
+                self._failed(run, engine, useless(head), PREFILL)
             return again
         handover = read_prefill_answer(answer) if head.status == 200 else None
         if handover is None:
-            self._failed(run, engine, _useless(head), PREFILL)
+            self._failed(run, engine, useless(head), PREFILL)
             return run.turn.prefill_failed(Failure.ANSWERED)
         run.hold(engine)
-        run.report = read_report(handover, step.handle is not None)
+        run.report = read_report(handover, step.handle is not None, len(run.generation.raw))
         run.progress.prefilled(run.report, self._fleet.clock_ns())
         self._metrics.prefilled(run.report, asked=step.handle is not None)
         return run.turn.prefilled(handover, run.report.returned_tokens if run.report else None)
@@ -218,7 +218,9 @@ class Proxy:
 
     def _answer(self, run: Run, engine: Engine, head: Head, answer: bytes) -> Step | None:
         if head.status >= 500:
-            self._failed(run, engine, _useless(head), DECODE)
+            self._failed(run, engine, useless(head), DECODE)
+            if (handed_by := self._fleet.find(run.progress.handed_by)) is not None:
+                handed_by.erred(self._loop.time())  # it may be the handover that is of no use
             run.refused = (head, answer)
             return run.turn.decode_failed(Failure.ANSWERED)
         answer, handle, ending = read_answer(run.generation.endpoint, answer, run.opened.previous_id)
@@ -284,7 +286,7 @@ class Proxy:
         run.let_go()
 
     def _file(self, run: Run, engine: Engine, handle: bytes, ending: str) -> None:
-        run.decoded = read_report(handle, run.turn.route is not Route.APPEND)
+        run.decoded = read_report(handle, run.turn.route is not Route.APPEND, len(run.generation.raw))
         run.progress.reported(run.decoded)
         if self._config.return_enabled:
             self._loop.call_soon(self._file_now, run, handle, engine.name, ending)
@@ -293,8 +295,3 @@ class Proxy:
         lookup, prompt = run.lookup, run.progress.prompt
         if self._conversations.file(lookup, handle, engine, ending, prompt, run.opened.response_id):
             self._metrics.filed.inc()
-
-
-def _useless(head: Head) -> EngineFailureError:
-    kind = f"status_{head.status // 100}xx" if head.status != 200 else "no_handover"
-    return EngineFailureError(kind, Failure.ANSWERED)
