@@ -1,10 +1,20 @@
 """Passive health: how long an engine is left out, and what clears it."""
 
+import asyncio
+import errno
+from unittest import mock
+
+import pytest
+
 from kvloop.core.breaker import BreakerRules
 from kvloop.core.decision import AppendLimits, Ask
 from kvloop.core.policy import Kv
 from kvloop.router.engine import LOG_EVERY_S, Engine
 from kvloop.router.fleet import Fleet
+from kvloop.router.pool import OUT_OF_FILES
+from kvloop.router.turn import Failure
+from kvloop.router.upstream import EngineFailureError
+from tests.router.harness import in_loop
 
 BACKOFF_FIRST_S = BreakerRules().backoff_first_ns / 1e9
 BACKOFF_MAX_S = BreakerRules().backoff_max_ns / 1e9
@@ -64,3 +74,35 @@ def test_last_resort() -> None:
     assert fleet.choose_decode(ask, None, (), last_resort=True) == one.url
     assert fleet.choose_decode(ask, None, (one.url,), last_resort=True) is None
     assert fleet.choose_prefill(ask, ()) is None
+
+
+def test_a_router_out_of_files_blames_no_engine() -> None:
+    """It cannot open a connection, whoever's it would be."""
+    one = engine()
+    one.hop_failed(EngineFailureError(OUT_OF_FILES, Failure.UNREACHED), 100.0)
+    assert one.available(100.0)
+    one.hop_failed(EngineFailureError("connect", Failure.UNREACHED), 100.0)
+    assert not one.available(100.0)
+
+
+@in_loop
+async def test_a_name_that_is_none_is_an_engine_that_is_not_reached() -> None:
+    """No resolver is asked for a label of seventy letters; the turn goes elsewhere."""
+    one = Engine("http://" + "x" * 70, "decode")
+    with pytest.raises(EngineFailureError) as caught:
+        await one.ask([b"GET / HTTP/1.1\r\n\r\n"], 1.0)
+    assert caught.value.failure is Failure.UNREACHED
+
+
+def test_too_many_open_files_are_seen_as_such() -> None:
+    """By the error's number."""
+
+    async def ask() -> None:
+        refused = OSError(errno.EMFILE, "too many")
+        loop = asyncio.get_running_loop()
+        with mock.patch.object(loop, "create_connection", side_effect=refused):
+            await engine().ask([b"GET / HTTP/1.1\r\n\r\n"], 1.0)
+
+    with pytest.raises(EngineFailureError) as caught:
+        asyncio.run(ask())
+    assert caught.value.kind == OUT_OF_FILES

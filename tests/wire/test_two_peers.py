@@ -31,7 +31,7 @@ from .peers.world import (
 Fates = Sequence[tuple[int, ...]]
 Acts = Sequence[tuple[int, str, int]]
 HISTORIES = [("a", list(range(150))), ("a", [*range(100), 5]), ("b", list(range(128)))]
-MAX_ROUNDS = 4  # of schedules, if one leaves something unreached
+MAX_ROUNDS = 16  # of schedules, if one leaves something unreached
 MUST_REACH = {"kept", "overdue", "no_reply", "aborted", "no_match", "wrong_root", "unknown_lease"}
 MUST_REACH |= {"wrong_incarnation", "deadline", "read_failed", "kept at last", "no more questions"}
 REACHED = Counter[str]()

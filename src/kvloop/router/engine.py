@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from kvloop.core.breaker import Breaker, BreakerRules, BreakerState
 from kvloop.core.probing import ProbeEvent, ProbeGate, ProbeState
 from kvloop.core.slow_start import share_permille
-from kvloop.router.pool import Exchange, Pool
+from kvloop.router.pool import OUT_OF_FILES, Exchange, Pool
 from kvloop.router.target import Role, Target
 from kvloop.router.turn import Failure
 from kvloop.router.upstream import EngineFailureError, Head
@@ -143,6 +143,8 @@ class Engine:
 
     def hop_failed(self, error: EngineFailureError, now_s: float) -> None:
         """A hop to it did not work out, in one way or the other, or in one that says nothing about it."""
+        if error.kind == OUT_OF_FILES:
+            return
         if error.failure is Failure.UNREACHED or error.kind == "timeout":
             self.failed(now_s)
         elif error.failure is Failure.BROKEN or error.kind == "status_5xx":

@@ -5,6 +5,7 @@ so a request that got not one byte back on a used connection goes out once more 
 """
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from kvloop.router.turn import Failure
 from kvloop.router.upstream import EngineConnection, EngineFailureError, Head
 
+OUT_OF_FILES = "out_of_files"  # the router's own trouble, which says nothing of an engine
 IDLE_MAX_S = 4.0  # vLLM's own keep-alive is 5 s
 IDLE_MAX_CONNECTIONS = 256  # per engine
 
@@ -94,6 +96,8 @@ class Pool:
                 )
         except (OSError, TimeoutError, UnicodeError) as error:  # the last: a name that is none
             kind = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                kind = OUT_OF_FILES
             raise EngineFailureError(kind, Failure.UNREACHED, str(error)) from None
         self._open.add(connection)
         return connection
