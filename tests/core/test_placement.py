@@ -62,7 +62,6 @@ def test_strangers_take_turns() -> None:
     placement = fleet(3, 3)
     chosen = [placement.choose(Ask(100), 0, EVERYONE)[0] for _ in range(30)]
     assert set(Counter(way.prefill for way in chosen).values()) == {10}
-    assert set(Counter(way.decode for way in chosen).values()) == {10}
 
 
 def test_the_last_resort_is_for_decode_alone() -> None:
@@ -136,5 +135,24 @@ def test_policies_differ(name: str, expected: dict[str, int]) -> None:
     placement = fleet(2, 2, POLICIES[name]())
     placement["d1"].running = 3
     ask = Ask(2000, 1500, "d1", True)
-    chosen = Counter(placement.choose(ask, 0, EVERYONE)[0].decode for _ in range(8))
+    chosen = Counter(
+        placement.choose_decode(ask, 0, EVERYONE, (), prefill="p0", last_resort=True) for _ in range(8)
+    )
     assert chosen == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("name", ["round-robin", "sticky", "kv"])
+def test_strangers_take_turns_at_decode_too(name: str, at_once: int) -> None:
+    """One after the other, and where several prompts are chosen for before the first one is computed."""
+    placement = fleet(2, 2, POLICIES[name]())
+    prefills, decodes = Counter[str | None](), Counter[str | None]()
+    for _ in range(8 // at_once):
+        asked = [placement.choose(Ask(100), 0, EVERYONE)[0].prefill for _ in range(at_once)]
+        prefills.update(asked)
+        decodes.update(
+            placement.choose_decode(Ask(100), 0, EVERYONE, (), prefill=prefill, last_resort=True)
+            for prefill in asked
+        )
+    assert prefills == {"p0": 4, "p1": 4}
+    assert decodes == {"d0": 4, "d1": 4}

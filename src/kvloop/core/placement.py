@@ -39,7 +39,7 @@ class Placement:
         self._loads: dict[str, Load] = {}
         self._roles: dict[str, list[Load]] = {PREFILL: [], DECODE: []}
         self._members: set[tuple[str, str]] = set()
-        self._turns = 0
+        self._turned = {PREFILL: 0, DECODE: 0}  # how often each role went round: hops do not come in pairs
 
     def __getitem__(self, name: str) -> Load:
         """What is under way at an engine; of one that is gone, a book that nobody reads."""
@@ -67,15 +67,19 @@ class Placement:
 
     def choose(self, ask: Ask, now_ns: int, eligible: Eligible) -> list[Option]:
         """The ways that a turn may go, the best first; none where no decode engine suits."""
-        self._turns += 1
+        self._turned[PREFILL] += 1
         prefill = self._window(PREFILL, ask.computed_at, eligible, ())
         decode = self._decode(ask, eligible, (), last_resort=True)
-        return self._ways(ask, now_ns, prefill, decode)
+        ways = self._ways(ask, now_ns, prefill, decode)
+        if ways and ways[0].prefill is None:  # else decode's turn is when prefill has answered
+            self._turned[DECODE] += 1
+        return ways
 
     def choose_prefill(
         self, ask: Ask, now_ns: int, eligible: Eligible, excluded: Collection[str]
     ) -> str | None:
         """Another prefill engine, or None where every usable one is excluded."""
+        self._turned[PREFILL] += 1
         prefill = self._window(PREFILL, ask.computed_at, eligible, excluded)
         decode = self._decode(ask, eligible, (), last_resort=True)
         ways = self._ways(ask, now_ns, prefill, decode) if prefill else []
@@ -93,6 +97,7 @@ class Placement:
     ) -> str | None:
         """The decode engine for a prompt that `prefill` has computed, or that nobody has; as a last resort
         one that is not usable."""
+        self._turned[DECODE] += 1
         computed = [self[prefill]] if prefill is not None else []
         decode = self._decode(ask, eligible, excluded, last_resort=last_resort)
         if len(decode) < 2:
@@ -132,7 +137,8 @@ class Placement:
         engines = self._roles[role]
         count = len(engines)
         found: list[Load] = []
-        for place in range(self._turns, self._turns + count):
+        start = self._turned[role]
+        for place in range(start, start + count):
             load = engines[place % count]
             if may_be_asked(load.name):
                 found.append(load)
