@@ -13,9 +13,9 @@ from kvloop.core.decision import Route
 from kvloop.core.lineage import LineageTable
 from kvloop.core.report import TurnReport
 from kvloop.router.store import MemoryStore
+from kvloop.wire.report import is_word
 
 MAX_MISS_REASONS = 32
-MAX_REASON_CHARS = 64
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _RATIOS = (0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 4.0)
 _GAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 240.0, 480.0)
@@ -107,8 +107,7 @@ class Metrics:
         """A handle brought nothing back. Engines name the reason; what they call it is bounded in number."""
         reason = reason or "unknown"
         if reason not in self._miss_reasons:
-            is_word = len(reason) <= MAX_REASON_CHARS and reason.isascii() and reason.isidentifier()
-            reason = reason if len(self._miss_reasons) < MAX_MISS_REASONS and is_word else "other"
+            reason = reason if len(self._miss_reasons) < MAX_MISS_REASONS and is_word(reason) else "other"
             self._miss_reasons.add(reason)
         self._misses.labels(reason).inc()
 
