@@ -166,3 +166,24 @@ def test_any_turn(ask: Ask, prefill: list[Load], decode: list[Load]) -> None:
         assert way.route is not Route.RETURN or ask.can_return
         assert way.route is not Route.APPEND or (way.decode == ask.holder and way.computed <= 1024)
         assert way.score_ns >= way.expected_ns >= 0
+
+
+def test_what_joining_a_batch_costs_is_a_part() -> None:
+    """An eighth of a handover's fixed part for each request that runs there; none where nothing runs."""
+    costs = measured()
+    _, fixed_ns = costs.handover_ns("p", "d", 0, 0)
+    for running in (0, 1, 24):
+        way = ways(prefill=[Load("p")], decode=[Load("d", running=running)], costs=costs)
+        split = next(one for one in way if one.prefill is not None)
+        assert split.parts.pressure_ns == fixed_ns * running // 8
+        assert split.score_ns == split.expected_ns + split.parts.pressure_ns
+
+
+def test_nearly_equal_ways_are_equal() -> None:
+    """Two prefill engines that differ by a hundredth: the one that is named first; by a fifth: the faster."""
+    for factor, expected in ((0.99, "p"), (0.8, "q")):
+        costs = Costs()
+        for size in (100, 400, 1600) * 8:
+            costs.computed("prefill", "p", Work(1, size, 0, 50_000_000 + size * 1_000_000))
+            costs.computed("prefill", "q", Work(1, size, 0, int(factor * (50_000_000 + size * 1_000_000))))
+        assert ways(Ask(1600), costs=costs)[0].prefill == expected

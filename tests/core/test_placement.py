@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvloop.core.decision import DECODE, PREFILL, AppendLimits, Ask, Option
+from kvloop.core.load import Work
 from kvloop.core.placement import WINDOW, Eligible, Placement
 from kvloop.core.policy import POLICIES, Kv, Policy, Sight
 
@@ -156,3 +157,15 @@ def test_strangers_take_turns_at_decode_too(name: str, at_once: int) -> None:
         )
     assert prefills == {"p0": 4, "p1": 4}
     assert decodes == {"d0": 4, "d1": 4}
+
+
+def test_what_was_learned_goes_with_the_engine() -> None:
+    """One that comes back under the same name is believed to be like the others."""
+    placement = fleet(2, 1)
+    for _ in range(30):
+        placement.costs.computed(PREFILL, "p0", Work(1, 1000, 0, 9_000_000_000))
+        placement.costs.computed(PREFILL, "p1", Work(1, 1000, 0, 100_000_000))
+    slow_ns = placement.costs.compute_ns(PREFILL, "p0", 1000, 0)
+    placement.remove("p0")
+    placement.add("p0", PREFILL)
+    assert placement.costs.compute_ns(PREFILL, "p0", 1000, 0) < slow_ns / 2

@@ -81,15 +81,16 @@ def test_any_observations(observed: list[tuple[int, int, int]]) -> None:
     assert one.predict((1.0, 10.0, 1.0)) <= one.predict((1.0, 20.0, 2.0))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", [*range(100), 161, 230, 772, 846, 873, 1177])
 def test_sizes_at_the_ends_of_what_can_be(seed: int) -> None:
-    """Prompts of one token and of four million, in a microsecond and in an hour: never an error."""
-    draw = random.Random(seed)
+    """Prompts of one token and of four million, in a microsecond and in an hour: never an error, though
+    nothing but the prior may be left. The last seeds are those at which the equations have no solution."""
+    draw, most = random.Random(seed), 4_194_304
     one = Regression(lambda: (20e6, 100e3, 5e3))
     for _ in range(12):
-        tokens = draw.choice([0, 1, 2, 1000, 4_194_303, 4_194_304])
-        pairs = tokens * draw.choice([0, tokens, 4_194_304 - tokens]) + tokens * tokens // 2
-        took_ns = draw.choice([1000, 3000, 10**6, 3_600_000_000_000])
+        tokens = draw.choice([0, 1, 2, most, most - 1, 1000])
+        pairs = tokens * draw.choice([0, most - tokens]) + tokens * tokens // 2
+        took_ns = draw.choice([1000, 3000, 20_000_000_000, 3_600_000_000_000])
         one.observe((1.0, float(tokens), pairs / 1000), took_ns)
         assert all(0 <= weight < float("inf") for weight in one.coefficients)
         assert one.predict((1.0, 100.0, 5.0)) >= 0

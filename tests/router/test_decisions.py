@@ -3,6 +3,7 @@
 import json
 import logging
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -161,3 +162,34 @@ def test_explain_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("kvloop explain: http://127.0.0.1:1 does not answer")
     assert said[1].startswith("kvloop explain: --admin 'localhost:1' is not a URL")
+
+
+def test_explain_against_something_else(capsys: pytest.CaptureFixture[str]) -> None:
+    """An answer that is JSON and not a router's: one line, status 2."""
+    for answer in ({"a": 1}, {"believed": 5, "request_id": "x", "route": "r", "ways": [], "engines": []}):
+        with mock.patch("kvloop.router.explain_command._ask", return_value=answer):
+            assert main(["explain", "x"]) == 2
+    assert "does not answer as a router's admin port does" in capsys.readouterr().err
+
+
+@in_loop
+async def test_the_last_decisions_are_kept() -> None:
+    """As many as the bound says."""
+    with mock.patch("kvloop.router.explain.MAX_KEPT", 2):
+        async with stack() as router:
+            for number in range(3):
+                await router.chat([HELLO], headers={"x-request-id": f"r{number}"})
+            known = [(await router.admin.get(f"/decisions/r{number}")).status_code for number in range(3)]
+            assert known == [404, 200, 200]
+
+
+@in_loop
+async def test_predictions_that_are_always_off_are_corrected() -> None:
+    """By a factor per route: the parts' sum is not what is expected any more."""
+    async with stack([large_prompts], [accounting], choice=BY_TIME) as router:
+        for number in range(20):
+            messages = [{"role": "user", "content": str(number)}]
+            await router.chat(messages, stream=True, headers={"x-request-id": f"r{number}"})
+        last = (await router.admin.get("/decisions/r19")).json()["ways"][0]
+        parts = sum(last["parts"][name] for name in ("queue_ms", "read_ms", "compute_ms", "handover_ms"))
+        assert last["expected_ms"] != pytest.approx(parts, rel=0.01)

@@ -64,6 +64,7 @@ REFUSED = {
     ONE + "  weight: 0\n": "f.yaml:4: engines[0].weight must be positive",
     ONE + "  weight: .inf\n": "f.yaml:4: engines[0].weight must be positive",
     ONE + "  ranks: 0\n": "f.yaml:4: engines[0].ranks must be 1 to 1024",
+    ONE + "  ranks: 99999999999999999999\n": "f.yaml:4: engines[0].ranks must be 1 to 1024",
     ONE + "  ranks: [1, 1]\n": "f.yaml:4: engines[0].ranks must be 1 to 1024",
     ONE + "  ranks: [1, -1]\n": "f.yaml:4: engines[0].ranks must be whole numbers",
     ONE + "  ranks: true\n": "f.yaml:4: engines[0].ranks must be a whole number",

@@ -299,3 +299,17 @@ async def test_lost_slots() -> None:
             assert [engine["in_flight"] for engine in health["engines"]] == [0, 0]
             rows = (await router.admin.get("/engines")).json()["engines"]
             assert [row["held"] for row in rows] == [0, 0]
+
+
+@in_loop
+async def test_a_prefill_engine_whose_handovers_are_of_no_use() -> None:
+    """It answers at once, and decode answers 5xx to whatever it hands over: it is left out, too."""
+
+    def picky(asked: Asked) -> Answer:
+        return decode_plan(asked) if asked.params == ALONE else Answer(500)
+
+    async with stack(decode=[picky]) as router:
+        for _ in range(40):
+            assert await served(router) == "decode"
+        url = router.prefill[0].url
+        assert await router.metric(f'breaker_openings_total{{engine="{url}",role="prefill"}}') > 0

@@ -68,6 +68,7 @@ def test_what_the_file_can_say() -> None:
         (entry("alice", BOB), "k:4: keys[1].name is there twice"),
         (entry("bob", ALICE), "k:5: keys[1].sha256 is there twice"),
         ("- name: bob\n", "k:4: keys[1].sha256 is missing"),
+        (entry("env", BOB), "k:4: keys[1].name is what the key in KVLOOP_API_KEY is called"),
         ("- name: bob\n  sha256: abc\n", "k:5: keys[1].sha256 must be 64"),
         (f"- name: bob\n  sha256: {'1' * 64}\n", "k:5: keys[1].sha256 must be a text"),
         ("- name: bob\n  key: abc\n", "k:5: there is no keys[1].key; choose from name"),

@@ -53,6 +53,13 @@ def part(name: bytes, value: bytes, more: bytes = b"") -> bytes:
         (FORM, part(b"model", b"a", b"Content-Type: text/plain\r\n") + b"--b--\r\n", "a"),
         (FORM, part(b"file", b"model") + b"--b--\r\n", None),
         (b"text/plain", part(b"model", b"a"), None),
+        (FORM, part(b"model", b"a") + part(b"file", b"x" * 2_000_000) + b"--b--\r\n", "a"),
+        (FORM, part(b"file", b"x" * 2_000_000) + part(b"model", b"a") + b"--b--\r\n", "a"),
+        (
+            FORM,
+            part(b"f", b"x" * 1_500_000) + part(b"model", b"a") + part(b"g", b"x" * 70_000) + b"--b",
+            None,
+        ),
     ],
 )
 def test_the_model_asked_for(content_type: bytes, body: bytes, model: str | None) -> None:

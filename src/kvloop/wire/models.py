@@ -9,7 +9,7 @@ from kvloop.core.lineage import MAX_UNITS
 from kvloop.wire.members import FIELDS, FIRST_ITEMS, ITEMS, TEXT, decoded
 
 MAX_MODELS = MAX_UNITS - 1  # of one engine; a list that is longer is not read to its end
-FORM_SEARCH_BYTES = 1 << 20  # clients send the file last
+FORM_SEARCH_BYTES, FORM_TAIL_BYTES = 1 << 20, 1 << 16  # before the file, or after it
 # A form's part of that name. What stands between its first line and its value is bounded, for a body may
 # consist of such first lines.
 _FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,512})\r\n--')
@@ -49,7 +49,8 @@ def one_model(bodies: Iterable[bytes], model: str) -> bytes | None:
 def model_asked_for(content_type: bytes, body: bytes) -> str | None:
     """The model that a request of any route names, in JSON or in a form; None where none can be found."""
     if content_type.lower().startswith(b"multipart/form-data"):
-        found = _FORM_MODEL.search(body, 0, FORM_SEARCH_BYTES)
+        tail = max(FORM_SEARCH_BYTES, len(body) - FORM_TAIL_BYTES)
+        found = _FORM_MODEL.search(body, 0, FORM_SEARCH_BYTES) or _FORM_MODEL.search(body, tail)
         return None if found is None else found[1].decode("utf-8", "replace")
     return decoded(decoded(body, FIELDS, {}).get("model", b""), TEXT, None)  # type: ignore[no-any-return]
 
