@@ -14,7 +14,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from kvloop.connector import leases
@@ -22,13 +21,13 @@ from kvloop.core.handle import Handle
 from kvloop.wire.control import Claim, Drop, Granted, Refused, Release, Released, Renew, Renewed
 from tests.connector.decode import TIMED, Decode, chain
 from tests.connector.fakes import BLOCK, Clock, Pool, S, make_request
+from tests.reach import run_machine_until_reached
 
 POOL_BLOCKS, SHARE, TTL_S, TERM_S, CLAIM_S = 32, 0.8, 60, 40, 5
 LIMIT = int((POOL_BLOCKS + 1) * SHARE)
 LENGTHS = [1, 64, 65, 80, 129, 200]
 SEGMENT = 64
 STEP_COST = 12
-MAX_ROUNDS = 8
 MUST_REACH = set(
     """retained|not retained|retained beside a claim|shared blocks|claimed|claimed in part|refused|released
     |released twice|expired claim|made room|no room|dropped|dropped under a claim|renewed|renewed in vain
@@ -323,11 +322,5 @@ class DecodeMachine(RuleBasedStateMachine):
 
 def test_references_balance_under_any_schedule() -> None:
     """And every kind of event has come about, or the schedules have shown nothing."""
-    DecodeMachine.reached.clear()
-    for _ in range(MAX_ROUNDS):
-        run_state_machine_as_test(
-            DecodeMachine, settings=settings(deadline=None, max_examples=150, stateful_step_count=60)
-        )
-        if not MUST_REACH - {name for name, count in DecodeMachine.reached.items() if count}:
-            break
-    assert not MUST_REACH - {name for name, count in DecodeMachine.reached.items() if count}
+    schedules = settings(deadline=None, max_examples=150, stateful_step_count=60)
+    run_machine_until_reached(DecodeMachine, schedules, DecodeMachine.reached, MUST_REACH)

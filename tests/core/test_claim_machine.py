@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvloop.core.chain import Identity, build_chain, root_digest
 from kvloop.core.claim import Keep, Pending, ReadBook, Ready, Recompute, SendClaim, SendRelease
 from kvloop.core.handle import HANDLE_VERSION, Handle
+from tests.reach import explore_until_reached
 
 KEY = bytes(32)
 WANTED = build_chain(KEY, root_digest(KEY, Identity("m", "", "", "", "")), range(200))
@@ -223,9 +224,4 @@ def test_any_order_of_calls_is_survived() -> None:
     """Nothing raises; each claim is released once or lapses; a read is kept only in time and while somebody
     waits for it; after one Recompute a request hears nothing else; nobody asks more often than he may, nor
     after his read began. And the scripts reach all of that."""
-    REACHED.clear()
-    for _ in range(4):
-        explore()
-        if set(+REACHED) >= MUST_REACH:
-            return
-    assert set(+REACHED) >= MUST_REACH
+    explore_until_reached(explore, REACHED, MUST_REACH)

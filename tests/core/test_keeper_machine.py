@@ -12,18 +12,18 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from kvloop.core.handle import LeaseRef
 from kvloop.core.keeper import Ending, Keeper, KeeperTimes, SendDrop, SendRenew
 from kvloop.core.keeper_state import Entry
 from kvloop.core.returns import ReturnModel
+from tests.reach import run_machine_until_reached
 
 MS = 1_000_000
 TIMES = KeeperTimes(interval_ns=4 * MS, term_ns=12 * MS, ttl_ns=40 * MS, drop_every_ns=MS)
 HORIZONS = {"never": 0, "short": 6 * MS, "long": 21 * MS, "ever": TIMES.ttl_ns}
-MAX_LEASES, MAX_ROUNDS = 6, 8
+MAX_LEASES = 6
 MUST_REACH = {
     "renewed",
     "dropped",
@@ -296,11 +296,5 @@ class KeeperMachine(RuleBasedStateMachine):
 
 def test_decode_holds_what_it_should_under_any_schedule() -> None:
     """Whatever happens to conversations, and the schedules reach everything there is to reach."""
-    KeeperMachine.reached.clear()
-    for _ in range(MAX_ROUNDS):
-        run_state_machine_as_test(
-            KeeperMachine, settings=settings(deadline=None, max_examples=200, stateful_step_count=40)
-        )
-        if set(+KeeperMachine.reached) >= MUST_REACH:
-            return
-    assert set(+KeeperMachine.reached) >= MUST_REACH
+    schedules = settings(deadline=None, max_examples=200, stateful_step_count=40)
+    run_machine_until_reached(KeeperMachine, schedules, KeeperMachine.reached, MUST_REACH)

@@ -11,11 +11,11 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from kvloop.core.chain import Chain, Identity, build_chain, root_digest
 from kvloop.core.lease import UNLIMITED, ClaimRefused, LeaseState, LeaseTable
+from tests.reach import run_machine_until_reached
 
 from .naive_lease import NaiveLease, NaiveTable
 
@@ -32,7 +32,6 @@ HISTORIES = [
     list(range(63)),
     [9, *range(1, 200)],
 ]
-MAX_ROUNDS = 4  # of schedules, if one leaves something unreached
 picks = st.integers(0, 7)
 tenants = st.sampled_from("aaaaab")
 histories = st.sampled_from(HISTORIES)
@@ -275,18 +274,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.table.next_deadline_ns() is None
 
 
-def explore() -> None:
-    """One round of schedules."""
-    run_state_machine_as_test(
-        LeaseMachine, settings=settings(deadline=None, max_examples=200, stateful_step_count=50)
-    )
-
-
 def test_the_table_cannot_be_told_from_the_naive_one() -> None:
     """Under any schedule of calls both answer alike, and the schedules reach everything there is to reach."""
-    LeaseMachine.reached.clear()
-    for _ in range(MAX_ROUNDS):
-        explore()
-        if set(+LeaseMachine.reached) >= MUST_REACH:
-            return
-    assert set(+LeaseMachine.reached) >= MUST_REACH
+    schedules = settings(deadline=None, max_examples=200, stateful_step_count=50)
+    run_machine_until_reached(LeaseMachine, schedules, LeaseMachine.reached, MUST_REACH)

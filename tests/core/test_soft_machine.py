@@ -12,12 +12,12 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from kvloop.core.chain import Identity, build_chain, root_digest
 from kvloop.core.lease_state import FreedLease, LeaseState
 from kvloop.core.soft import BLOCK_COST_BYTES, LEASE_COST_BYTES, SoftTable
+from tests.reach import run_machine_until_reached
 
 KEY = bytes(32)
 ROOTS = {tenant: root_digest(KEY, Identity("m", "", "", "", tenant)) for tenant in "ab"}
@@ -31,7 +31,6 @@ HISTORIES = [
     list(range(70)),
     list(range(20)),
 ]
-MAX_ROUNDS = 4  # of schedules, if one leaves something unreached
 MUST_REACH = {"all", "part for the tokens", "part for the blocks", "nothing", "unknown", "not exact"}
 MUST_REACH |= {"pushed out by number", "pushed out by size", "void", "kept again"}
 picks = st.integers(0, 5)
@@ -168,11 +167,5 @@ class SoftMachine(RuleBasedStateMachine):
 
 def test_what_is_left_is_what_a_scan_finds() -> None:
     """Under any schedule, and the schedules reach everything there is to reach."""
-    SoftMachine.reached.clear()
-    for _ in range(MAX_ROUNDS):
-        run_state_machine_as_test(
-            SoftMachine, settings=settings(deadline=None, max_examples=150, stateful_step_count=40)
-        )
-        if set(+SoftMachine.reached) >= MUST_REACH:
-            return
-    assert set(+SoftMachine.reached) >= MUST_REACH
+    schedules = settings(deadline=None, max_examples=150, stateful_step_count=40)
+    run_machine_until_reached(SoftMachine, schedules, SoftMachine.reached, MUST_REACH)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvloop.core.claim import ReadState
+from tests.reach import explore_until_reached
 
 from .peers.decode import Decode
 from .peers.prefill import Attempt, Prefill
@@ -31,7 +32,6 @@ from .peers.world import (
 Fates = Sequence[tuple[int, ...]]
 Acts = Sequence[tuple[int, str, int]]
 HISTORIES = [("a", list(range(150))), ("a", [*range(100), 5]), ("b", list(range(128)))]
-MAX_ROUNDS = 16  # of schedules, if one leaves something unreached
 MUST_REACH = {"kept", "overdue", "no_reply", "aborted", "no_match", "wrong_root", "unknown_lease"}
 MUST_REACH |= {"wrong_incarnation", "deadline", "read_failed", "kept at last", "no more questions"}
 REACHED = Counter[str]()
@@ -129,12 +129,7 @@ def explore(schedule: Schedule) -> None:
 def test_never_a_wrong_token_and_always_an_answer() -> None:
     """Safety: what is kept was proven and held throughout. Liveness: every request is answered in time,
     every block comes home once, nobody is left with a claim. And the schedules reach every kind of end."""
-    REACHED.clear()
-    for _ in range(MAX_ROUNDS):
-        explore()
-        if set(+REACHED) >= MUST_REACH:
-            return
-    assert set(+REACHED) >= MUST_REACH
+    explore_until_reached(explore, REACHED, MUST_REACH)
 
 
 def turn(request_id: str = "r", **changes: object) -> Turn:
