@@ -1,6 +1,10 @@
 """Tenants meet neither each other's turns nor each other's blocks."""
 
-from tests.router.harness import HELLO, in_loop, stack
+import json
+
+from kvloop.router.passing import SALTED
+from tests.router.fake_engine import Asked
+from tests.router.harness import HELLO, Stack, in_loop, stack
 from tests.router.test_turns import A1, MORE, handle_sent
 
 
@@ -96,3 +100,58 @@ async def test_tenant_by_header() -> None:
             headers=[("x-org", "a"), ("x-org", "b")],
         )
         assert (twice.status_code, twice.json()["error"]["param"]) == (400, "x-org")
+
+
+def _asked(router: Stack) -> list[Asked]:
+    return router.prefill[0].asked + router.decode[0].asked
+
+
+@in_loop
+async def test_one_hop_routes_are_salted_too() -> None:
+    """Where an engine keeps KV of prompts: with the salt that the tenant has on routes that generate, mixed
+    with the request's own, and every other byte as it came."""
+    async with stack() as router:
+        ann, bob = {"Authorization": "Bearer ann"}, {"Authorization": "Bearer bob"}
+        await router.chat([HELLO], headers=ann)
+        salt = router.decode[0].asked[-1].body["cache_salt"]
+
+        async def asked(path: str, sent: bytes, who: dict[str, str]) -> bytes:
+            answer = await router.client.post(path, content=sent, headers=who)
+            assert answer.status_code == 200
+            (one,) = [asked for asked in _asked(router) if asked.path == path][-1:]
+            return one.raw
+
+        for path in SALTED:
+            got = await asked(path, b'{ "input" : "x" }', ann)
+            assert got == b'{ "input" : "x" ,"cache_salt":"%s"}' % salt.encode()
+            assert await asked(path, b'{ "input" : "x" }', {}) == b'{ "input" : "x" }'
+        own = json.loads(await asked("/pooling", b'{"input":"x","cache_salt":"o"}', ann))["cache_salt"]
+        other = json.loads(await asked("/pooling", b'{"input":"x","cache_salt":"o"}', bob))["cache_salt"]
+        assert len({own, other, salt, "o"}) == 4
+        twice = b'{"cache_salt":"a","input":"x","cache_salt":"o"}'
+        assert (await asked("/pooling", twice, ann)).count(own.encode()) == 1
+        assert await asked("/tokenize", b'{ "prompt" : "x" }', ann) == b'{ "prompt" : "x" }'
+
+
+@in_loop
+async def test_what_cannot_be_salted_is_refused() -> None:
+    """A tenant's body that another JSON parser might read all the same, or a salt that may not be."""
+    async with stack() as router:
+        ann = {"Authorization": "Bearer ann"}
+        for sent in (
+            b'{"input": NaN}',
+            '{"input": "x"}'.encode("utf-16"),
+            b'[{"input": "x"}]',
+            b'{"input": "x", "cache_salt": ""}',
+            b'{"input": "x", "cache_salt": "kvloop.x"}',
+            b'{"input": "x", "cache_salt": 1}',
+            b'{"input": "x"' + b"".join(b',"%d":1' % number for number in range(20_000)) + b"}",
+        ):
+            answer = await router.client.post("/v1/embeddings", content=sent, headers=ann)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"]
+        both = await router.client.post(
+            "/v1/embeddings", content=b'{"input": "x"}', headers=ann | {"X-Api-Key": "bob"}
+        )
+        assert both.json()["error"]["param"] == "x-api-key"
+        assert not _asked(router)

@@ -1,7 +1,9 @@
 """Routes that are one hop: the request goes to an engine as it is, and the answer comes back as it is.
 
-Only routes that are named here are passed. What steers an engine (sleep, adapters, caches, weights, RPC), and
-what would run a prompt past the tenants and the hand-over, is nobody's business on the public port.
+But where an engine keeps KV of prompts in its prefix cache, a tenant's requests are salted, as on the routes
+that generate. Only routes that are named here are passed. What steers an engine (sleep, adapters, caches,
+weights, RPC), and what would run a prompt past the tenants and the hand-over, is nobody's business on the
+public port.
 """
 
 import asyncio
@@ -14,14 +16,14 @@ from kvloop.router.metrics import Metrics
 from kvloop.router.models import Models
 from kvloop.router.request import Request
 from kvloop.router.response import Response
+from kvloop.router.tenant import caller_of, salt_of
 from kvloop.router.upstream import EngineConnection, EngineFailureError, Head
 from kvloop.wire.models import model_asked_for
+from kvloop.wire.openai import fields_of, salt_in, with_salt
 from kvloop.wire.refusal import RequestError, unknown_model
 
-PASSED = (
-    "/v1/messages/count_tokens",
+SALTED = (
     "/v1/embeddings",
-    "/v2/embed",
     "/v1/score",
     "/score",
     "/v1/rerank",
@@ -29,6 +31,11 @@ PASSED = (
     "/rerank",
     "/pooling",
     "/classify",
+)
+PASSED = (
+    *SALTED,
+    "/v2/embed",  # Cohere's API: vLLM takes no salt there
+    "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",
     "/v1/audio/transcriptions",
@@ -42,6 +49,7 @@ class Passing:
 
     def __init__(self, config: RouterConfig, fleet: Fleet, models: Models, metrics: Metrics) -> None:
         self._idle_timeout_s = config.timeouts.idle_timeout_s
+        self._tenant_header = config.tenant_header.encode()
         self._fleet = fleet
         self._models = models
         self._metrics = metrics
@@ -56,11 +64,12 @@ class Passing:
         tried: set[str] = set()
         why = ""
         try:
+            body = self._salted(request)
             while (engine := await self._engine(model, tried, lines)) is not None:
                 tried.add(engine.name)
                 try:
                     with engine.slot():
-                        await self._pass(engine, request, response, lines)
+                        await self._pass(engine, request, body, response, lines)
                     break
                 except EngineFailureError as error:
                     why = error.kind
@@ -77,6 +86,15 @@ class Passing:
             raise
         self._metrics.passed.labels(request.path, str(response.status)).inc()
 
+    def _salted(self, request: Request) -> bytes:
+        """The body for the engine. RequestError for a tenant's that cannot be read: an engine that reads it
+        all the same would find what others asked."""
+        caller = caller_of(request, self._tenant_header)
+        if caller is None or request.path not in SALTED:
+            return request.body
+        fields = fields_of(request.body)
+        return with_salt(request.body, fields, salt_of(caller, salt_in(fields))) if fields else request.body
+
     async def _engine(self, model: str | None, tried: set[str], lines: bytes) -> Engine | None:
         engines = {engine.name: engine for engine in self._fleet.engines()}
         if model is not None and not tried and not await self._models.is_served(model, engines, lines):
@@ -89,9 +107,11 @@ class Passing:
         fit = [engine for engine in usable if self._fleet.is_available(engine)] or usable
         return min(fit, key=lambda engine: engine.in_flight, default=None)
 
-    async def _pass(self, engine: Engine, request: Request, response: Response, lines: bytes) -> None:
+    async def _pass(
+        self, engine: Engine, request: Request, body: bytes, response: Response, lines: bytes
+    ) -> None:
         kind = request.get(b"content-type") or b"application/json"
-        parts = hop(engine, "POST", request.path, lines, request.body, kind)
+        parts = hop(engine, "POST", request.path, lines, body, kind)
         exchange = await engine.ask(parts, self._idle_timeout_s)
         try:
             if exchange.head.status < 500:

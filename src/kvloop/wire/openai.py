@@ -69,16 +69,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 def read_generation(endpoint: Endpoint, raw: bytes) -> Generation:
     """Check what the router reads of a client's body. RequestError for what it cannot serve."""
-    try:
-        fields = FIELDS.decode(raw)
-    except msgspec.ValidationError:
-        raise RequestError("the request body must be a JSON object") from None
-    except TooManyMembersError as error:
-        raise RequestError(f"the request body has {error}", code="too_many_members") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise RequestError("the request body is nested too deeply") from None
+    fields = fields_of(raw)
     if HANDOVER_FIELD in fields:
         raise RequestError(
             f"{HANDOVER_FIELD} is set by the router and may not be sent",
@@ -90,15 +81,42 @@ def read_generation(endpoint: Endpoint, raw: bytes) -> Generation:
         raise RequestError("you must provide a model", "model", "missing_required_parameter")
     _check_prompt(endpoint, fields)
     stream = checked(fields, "stream", BOOL_OR_NULL, None)
-    salt = checked(fields, "cache_salt", TEXT_OR_NULL, None)
+    salt = salt_in(fields)
+    alone, units = _alone(endpoint, fields), units_of(endpoint, fields)
+    return Generation(endpoint, raw, fields, model, bool(stream), salt, alone, units)
+
+
+def fields_of(raw: bytes) -> Fields:
+    """The members of a client's body. RequestError where it is no JSON object, or too large a one."""
+    try:
+        return FIELDS.decode(raw)
+    except msgspec.ValidationError:
+        raise RequestError("the request body must be a JSON object") from None
+    except TooManyMembersError as error:
+        raise RequestError(f"the request body has {error}", code="too_many_members") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise RequestError("the request body is nested too deeply") from None
+
+
+def salt_in(fields: Fields) -> str | None:
+    """A body's own `cache_salt`. RequestError for one that may not be."""
+    salt: str | None = checked(fields, "cache_salt", TEXT_OR_NULL, None)
     if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARS:
         raise RequestError(
             f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt", "invalid_value"
         )
     if salt is not None and salt.startswith(SALT_PREFIX):
         raise RequestError(f"cache_salt may not start with {SALT_PREFIX!r}", "cache_salt", "invalid_value")
-    alone, units = _alone(endpoint, fields), units_of(endpoint, fields)
-    return Generation(endpoint, raw, fields, model, bool(stream), salt, alone, units)
+    return salt
+
+
+def with_salt(raw: bytes, fields: Fields, salt: str) -> bytes:
+    """`raw`, a JSON object of at least one member, under another salt than its own."""
+    if "cache_salt" in fields:  # two members of one name would be read differently by different parsers
+        return msgspec.json.encode({**fields, "cache_salt": salt})
+    return spliced(raw, "cache_salt", msgspec.json.encode(salt))
 
 
 def prefill_body(generation: Generation, filed: bytes | None, salt: str | None) -> bytes:
@@ -120,12 +138,7 @@ def decode_body(generation: Generation, handover: bytes, salt: str | None) -> by
     """The decode hop: the client's bytes, with the handover (and the salt, where it differs) added."""
     raw = generation.raw
     if salt is not None and salt != generation.cache_salt:
-        if (
-            "cache_salt" in generation.fields
-        ):  # two members of one name would be read differently by different parsers
-            raw = msgspec.json.encode({**generation.fields, "cache_salt": salt})
-        else:
-            raw = spliced(raw, "cache_salt", msgspec.json.encode(salt))
+        raw = with_salt(raw, generation.fields, salt)
     return spliced(raw, HANDOVER_FIELD, handover)
 
 
