@@ -75,6 +75,7 @@ def test_a_cpu_engine_paces_its_transfer_thread() -> None:
     assert (extra["num_threads"], extra["kvloop_progress_delay_us"]) == (0, 500)
     assert "--enforce-eager" in command.argv
     assert command.env["UCX_TLS"] == "tcp,self,sm"
+    assert command.env["TORCH_COMPILE_DISABLE"] == "1"
     assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == "1"
 
 
@@ -85,7 +86,7 @@ def test_a_gpu_engine_is_left_to_its_defaults() -> None:
         {"num_threads", "kvloop_progress_delay_us"}
     )
     assert "--enforce-eager" not in command.argv
-    assert set(command.env).isdisjoint({"UCX_TLS", "VLLM_CPU_OMP_THREADS_BIND"})
+    assert set(command.env).isdisjoint({"UCX_TLS", "VLLM_CPU_OMP_THREADS_BIND", "TORCH_COMPILE_DISABLE"})
 
 
 def test_the_users_transfer_config_is_merged() -> None:
@@ -167,8 +168,10 @@ def test_the_cpu_distribution_is_started_as_a_module() -> None:
 
 def test_what_the_user_set_is_not_set_again() -> None:
     """Also where he negated it."""
-    argv = build("--no-enforce-eager", "--no-enable-prompt-tokens-details", installation=CPU).argv
+    command = build("--no-enforce-eager", "--no-enable-prompt-tokens-details", installation=CPU)
+    argv = command.argv
     assert "--enforce-eager" not in argv
+    assert "TORCH_COMPILE_DISABLE" not in command.env
     assert "--enable-prompt-tokens-details" not in argv
 
 

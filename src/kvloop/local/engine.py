@@ -28,6 +28,7 @@ from kvloop.local.transfer_config import (
 
 PLUGIN = "kvloop"
 TRANSFER_FLAG = "--kv-transfer-config"
+EAGER_FLAG = "--enforce-eager"
 _MODEL_FLAGS = ("--model", "--model-tag")
 
 
@@ -103,6 +104,10 @@ def _environment(options: EngineOptions, environment: Mapping[str, str], is_cpu:
     if is_cpu:
         defaults["KVLOOP_PROGRESS_DELAY_US"] = str(CPU_PROGRESS_DELAY_US)
         defaults["UCX_TLS"] = "tcp,self,sm"
+        if not options.flags.has(EAGER_FLAG):
+            # Eager is not all: the sampler has functions of its own, compiled within the first request for
+            # log-probabilities, with a C++ compiler and for a minute.
+            defaults["TORCH_COMPILE_DISABLE"] = "1"
     env = defaults | dict(environment) | {"VLLM_PLUGINS": _plugins(environment)}
     if options.cores is not None:
         env["VLLM_CPU_OMP_THREADS_BIND"] = options.cores
@@ -112,7 +117,7 @@ def _environment(options: EngineOptions, environment: Mapping[str, str], is_cpu:
 def _default_flags(flags: VllmFlags, is_cpu: bool) -> list[str]:
     wanted = ["--enable-prompt-tokens-details"]
     if is_cpu:
-        wanted.append("--enforce-eager")
+        wanted.append(EAGER_FLAG)
     return [name for name in wanted if not flags.has(name)]
 
 
