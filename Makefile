@@ -39,6 +39,7 @@ demo: setup
 	@$(BIN)/kvloop up --demo-only
 
 test: setup
+	@$(BIN)/python -m compileall -q src  # tests start many processes, and may not be allowed to keep bytecode
 	@$(BIN)/pytest
 
 check: setup
