@@ -126,22 +126,29 @@ def test_sessions_do_not_share(tmp_path: Path) -> None:
     assert outcome.reused_tokens == 2 * 2 * UNIT_TOKENS
 
 
-def test_the_trace_that_comes_with_kvloop_is_read() -> None:
+@pytest.fixture(scope="module")
+def recorded() -> list[TraceSession]:
+    """The trace that comes with kvloop."""
+    return read_sessions()
+
+
+def test_the_trace_that_comes_with_kvloop_is_read(recorded: list[TraceSession]) -> None:
     """150 sessions with their subagents, 8,386 turns."""
-    sessions = read_sessions()
-    assert len(sessions) == 156
-    assert sum(len(one.turns) for one in sessions) == 8386
+    assert len(recorded) == 156
+    assert sum(len(one.turns) for one in recorded) == 8386
 
 
-def test_answers_begin_when_the_trace_says_so_or_like_those_of_which_it_does() -> None:
+def test_answers_begin_when_the_trace_says_so_or_like_those_of_which_it_does(
+    recorded: list[TraceSession],
+) -> None:
     """A constant of the median of all that are recorded; no answer begins after its end."""
     with gzip.open(DEFAULT_TRACE, "rt", encoding="utf-8") as lines:
-        recorded = [float(found) for found in re.findall(r'"ttft":([0-9.]+)', lines.read())]
-    assert len(recorded) == 1016
-    assert statistics.median(recorded) == pytest.approx(UNRECORDED_FIRST_S, abs=0.005)
-    turns = [one for session in read_sessions() for one in session.turns]
+        given = [float(found) for found in re.findall(r'"ttft":([0-9.]+)', lines.read())]
+    assert len(given) == 1016
+    assert statistics.median(given) == pytest.approx(UNRECORDED_FIRST_S, abs=0.005)
+    turns = [one for session in recorded for one in session.turns]
     assert all(0 <= one.first_s <= one.took_s for one in turns)
-    assert set(recorded) <= {one.first_s for one in turns}
+    assert set(given) <= {one.first_s for one in turns}
 
 
 def test_a_file_that_is_no_trace_is_an_error(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinks take minutes
+@settings(max_examples=50, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinks take minutes
 @example(before=[64], requests=[(0, 154, 79), (0, 168, 70), (0, 281, 154), (36, 98, 32)])
 @given(before=st.lists(st.integers(64, 400), min_size=1, max_size=8), requests=REQUESTS)
 def test_a_burst_is_scheduled_as_if_nothing_were_retained(

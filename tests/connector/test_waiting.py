@@ -172,7 +172,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinks take minutes
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinks take minutes
 @given(arrivals=ARRIVALS)
 def test_no_hit_shrinks_while_a_lease_is_left(
     config: VllmConfig, arrivals: list[tuple[int, int, int, int, bool]]

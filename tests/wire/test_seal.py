@@ -1,7 +1,6 @@
 """Sealed frames: who, when, once, unaltered; and whatever comes in, nothing but a WireError comes out."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from kvloop.errors import (
     UserError,
     WireError,
 )
-from kvloop.wire.control import Claim, Failed, Release, Stat
+from kvloop.wire.control import Failed, Release, Stat
 from kvloop.wire.seal import MAX_SKEW_MS, Opened, Seal
 
 KEY = bytes(range(32))
@@ -192,15 +191,3 @@ def test_bytes_never_change(vector: dict[str, str]) -> None:
     assert (opened.sender, opened.reply_to) == (vector["sender"], reply_to)
     seal = Seal(bytes.fromhex(VECTORS["key"]), vector["sender"])
     assert seal.seal(opened.message, VECTORS["sent_ms"], opened.nonce, reply_to) == frame
-
-
-def test_a_long_claim_is_quick() -> None:
-    """Sealing and opening a claim on 10,000 tokens takes a small part of a millisecond."""
-    sender, receiver = Seal(KEY, "p"), Seal(KEY, "d")
-    claim = Claim("l", "i", bytes(16), bytes(156 * 16), bytes(16), 10_000)
-    took_ms = []
-    for number in range(200):
-        started = time.perf_counter()
-        receiver.open(sender.seal(claim, NOW_MS, number.to_bytes(16)), NOW_MS)
-        took_ms.append((time.perf_counter() - started) * 1e3)
-    assert sorted(took_ms)[100] < 0.5
