@@ -6,7 +6,7 @@ import pytest
 
 from tests.test_layers import CORE_MAY_IMPORT, IMPURE_CALLS, files, imports_of
 
-DRIVERS = {"api", "command", "driver", "metrics", "profile", "recorded", "sidechannel"}
+DRIVERS = {"api", "asgi", "command", "driver", "metrics", "profile", "recorded", "sidechannel"}
 """What touches the world: it reads files, or serves."""
 MAY_IMPORT = CORE_MAY_IMPORT | {"__future__", "contextlib", "functools", "kvloop", "msgspec", "zlib"}
 OWN = ("kvloop.core", "kvloop.errors", "kvloop.sim", "kvloop.wire")

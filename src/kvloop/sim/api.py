@@ -1,45 +1,45 @@
 """A simulated engine's HTTP server: what kvloop and its users need of vLLM's API.
 
-`POST /v1/chat/completions`, `/v1/completions`, `/v1/responses`, streamed or not; `GET /v1/models`, `/health`,
-`/version`, `/metrics`; `POST /reset_prefix_cache`. An ASGI application without a framework: there are few
-routes, and an answer should cost less than the router's own work on it. A client that goes away takes its
-requests with it.
+The generation endpoints (`endpoints`), streamed or not; `POST /v1/messages/count_tokens` and
+`/reset_prefix_cache`; `GET /v1/models`, `/health`, `/version`, `/metrics`. An answer should cost less than
+the router's own work on it. A client that goes away takes its requests with it.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from prometheus_client import generate_latest
 
-from kvloop.sim.body import (
-    Body,
-    chat_prompt,
-    completion_prompts,
-    make_request,
-    read_body,
-    response_prompt,
+from kvloop.sim.asgi import (
+    EVENTS,
+    JSON,
+    PLAIN,
+    Receive,
+    Scope,
+    Send,
+    gone,
+    refuse,
+    reply,
+    request_id,
+    whole_body,
 )
+from kvloop.sim.body import Body, make_request, read_body
 from kvloop.sim.driver import Driver
-from kvloop.sim.formats import Chat, Completion, Format, Params
+from kvloop.sim.endpoints import ENDPOINTS, Stamp
+from kvloop.sim.formats import Format, Params
 from kvloop.sim.metrics import Metrics
 from kvloop.sim.outcome import Choice, Usage, answer_count
-from kvloop.sim.request import Finished, Handover, Reason, Request, Sampled
-from kvloop.sim.responses import Responses
-from kvloop.wire.refusal import RequestError, error_body
+from kvloop.sim.prompts import chat_of_message, chat_prompts
+from kvloop.sim.request import Finished, Reason, Request, Sampled
+from kvloop.sim.text import TOKEN_BYTES
+from kvloop.sim.transfer_params import answered
+from kvloop.wire.refusal import RequestError
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-MAX_BODY_BYTES = 64 << 20  # the router's own bound
-_JSON = (b"content-type", b"application/json")
-_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
-_PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-_PATHS = {"/v1/chat/completions": Chat, "/v1/completions": Completion, "/v1/responses": Responses}
+_COUNT = "/v1/messages/count_tokens"
+_PATHS = {*ENDPOINTS, _COUNT}
 
 
 @dataclass(slots=True)
@@ -70,27 +70,29 @@ class Api:
         self._served = 0
         self._created_s = int(time.time())
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, as ASGI has it."""
         if scope["type"] != "http":
             return
         path, method = scope["path"], scope["method"]
         if path in _PATHS and method == "POST":
-            await self._generate(path, scope, receive, send)
+            await self._post(path, scope, receive, send)
         elif path == "/health":
-            await _reply(send, 200, b"", _JSON)
+            await reply(send, 200, b"", JSON)
         elif path == "/v1/models":
-            await _reply(send, 200, self._models(), _JSON)
+            await reply(send, 200, self._models(), JSON)
         elif path == "/version":
-            await _reply(send, 200, b'{"version":"kvloop-sim"}', _JSON)
+            await reply(send, 200, b'{"version":"kvloop-sim"}', JSON)
         elif path == "/metrics":
-            await _reply(send, 200, generate_latest(self._metrics.registry), _PLAIN)
+            await reply(send, 200, generate_latest(self._metrics.registry), PLAIN)
         elif path == "/reset_prefix_cache" and method == "POST":
             self._driver.reset_prefix_cache()
-            await _reply(send, 200, b"", _JSON)
+            await reply(send, 200, b"", JSON)
         else:
-            known = path in _PATHS
-            await _fail(send, 405 if known else 404, f"there is no {method} {path[:200]} here")
+            error = RequestError(
+                f"there is no {method} {path[:200]} here", status=405 if path in _PATHS else 404
+            )
+            await refuse(send, path, error)
 
     def _models(self) -> bytes:
         limits = self._engine.profile.limits
@@ -98,30 +100,34 @@ class Api:
         card |= {"root": self._engine.profile.model, "parent": None, "max_model_len": limits.model_tokens}
         return msgspec.json.encode({"object": "list", "data": [card]})
 
-    async def _generate(self, path: str, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        raw = await _body(receive)
+    async def _post(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = await whole_body(receive)
         if raw is None:
             return
         try:
-            answer = self._ask(path, _request_id(scope), raw)
+            if path == _COUNT:
+                await reply(send, 200, self._counted(raw), JSON)
+                return
+            answer = self._ask(path, request_id(scope), raw)
         except RequestError as error:
-            await _fail(send, error.status, str(error), error.param, error.code)
+            await refuse(send, path, error)
             return
-        gone = asyncio.get_running_loop().create_task(_gone(receive))
-        gone.add_done_callback(lambda _: answer.changed.set())
+        left = asyncio.get_running_loop().create_task(gone(receive))
+        left.add_done_callback(lambda _: answer.changed.set())
         try:
-            await self._write(answer, send, gone)
+            await self._write(answer, send, left)
         finally:
-            gone.cancel()
+            left.cancel()
             for request in answer.requests:
                 self._driver.abort(request.request_id)
 
     def _ask(self, path: str, identifier: str, raw: bytes) -> _Answer:
         """Read a request and hand it to the engine. RequestError for one that cannot be served."""
-        body = read_body(raw)
-        if body.model not in (None, self._model):
-            raise RequestError(f"The model `{body.model}` does not exist.", "model", "model_not_found", 404)
-        form, prompts = self._form(path, identifier, body)
+        endpoint, body = ENDPOINTS[path], self._body(raw)
+        body = endpoint.read(body)
+        prompts = endpoint.prompts(body)
+        stamp = Stamp(identifier, os.urandom(16).hex(), self._model, int(time.time()))
+        form = endpoint.form(body, stamp)
         self._served += 1
         requests = []
         for index, prompt in enumerate(one for one in prompts for _ in range(body.choices)):
@@ -136,20 +142,22 @@ class Api:
         now_ns = time.monotonic_ns()
         answer = _Answer(form, requests, choices, usage, bool(body.stream), now_ns, left=len(requests))
         if answer.stream:
-            answer.ready.append(form.begin(choices))
+            answer.ready.append(form.begin(choices, usage))
         for request, choice in zip(requests, choices, strict=True):
             self._submit(answer, request, choice)
         return answer
 
-    def _form(self, path: str, identifier: str, body: Body) -> tuple[Format, Sequence[bytes]]:
-        now_s = int(time.time())
-        if path == "/v1/responses":
-            return Responses(f"resp_{identifier}", self._model, now_s), [response_prompt(body)]
-        if path == "/v1/completions":
-            completion = Completion(f"cmpl-{identifier}", self._model, now_s, wants_usage=body.wants_usage)
-            return completion, completion_prompts(body)
-        chat = Chat(f"chatcmpl-{identifier}", self._model, now_s, wants_usage=body.wants_usage)
-        return chat, [chat_prompt(body)]
+    def _body(self, raw: bytes) -> Body:
+        body = read_body(raw)
+        if body.model not in (None, self._model):
+            raise RequestError(f"The model `{body.model}` does not exist.", "model", "model_not_found", 404)
+        return body
+
+    def _counted(self, raw: bytes) -> bytes:
+        """Of Anthropic's: how many tokens a prompt has."""
+        body = msgspec.structs.replace(self._body(raw), max_tokens=1)
+        (prompt,) = chat_prompts(chat_of_message(body))
+        return msgspec.json.encode({"input_tokens": len(prompt) // TOKEN_BYTES})
 
     def _submit(self, answer: _Answer, request: Request, choice: Choice) -> None:
         handover = request.handover
@@ -186,7 +194,7 @@ class Api:
     def _ended(self, answer: _Answer, choice: Choice, finished: Finished, now_ns: int) -> None:
         choice.end(finished)
         self._metrics.ended(finished.reason)
-        answer.params = answer.params or _params(finished)
+        answer.params = answer.params or answered(finished)
         answer.left -= 1
         if answer.stream:
             answer.ready.append(answer.form.last(choice))
@@ -195,92 +203,22 @@ class Api:
             if answer.stream:
                 answer.ready.append(answer.form.end(answer.choices, answer.usage, answer.params))
 
-    async def _write(self, answer: _Answer, send: Send, gone: "asyncio.Task[None]") -> None:
+    async def _write(self, answer: _Answer, send: Send, left: "asyncio.Task[None]") -> None:
         started = False
         while answer.left or answer.ready:
             if not (answer.ready and answer.stream):
                 answer.changed.clear()
                 if answer.left:
                     await answer.changed.wait()
-            if gone.done():
+            if left.done():
                 return
             if answer.stream and answer.ready:
                 if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": [_EVENTS]})
+                    await send({"type": "http.response.start", "status": 200, "headers": [EVENTS]})
                     started = True
                 events, answer.ready = b"".join(answer.ready), []
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         if answer.stream:
             await send({"type": "http.response.body", "body": b""})
         else:
-            await _reply(send, 200, answer.form.whole(answer.choices, answer.usage, answer.params), _JSON)
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """The request's body; None where the client left before it was whole, or it is over the bound."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            return None
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _gone(receive: Receive) -> None:
-    """Until the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _reply(send: Send, status: int, body: bytes, kind: tuple[bytes, bytes]) -> None:
-    length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [kind, length]})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _fail(
-    send: Send, status: int, message: str, param: str | None = None, code: str | None = None
-) -> None:
-    await _reply(send, status, error_body(message, "invalid_request_error", param, code), _JSON)
-
-
-def _request_id(scope: dict[str, Any]) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            return str(value.decode("latin-1"))
-    return os.urandom(16).hex()
-
-
-def _params(finished: Finished) -> Params:
-    """`kv_transfer_params` of an answer: prefill's hand-over with its account, or decode's handle."""
-    if finished.handover is not None:
-        return _shown(finished.handover) | {"kvloop_turn": finished.turn}
-    if finished.handle is None:
-        return None
-    return {"kvloop_handle": finished.handle, "kvloop_turn": finished.decoded}
-
-
-def _shown(handover: Handover) -> dict[str, Any]:
-    host, port = handover.address
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_block_ids": [handover.blocks],
-        "remote_engine_id": handover.engine_id,
-        "remote_request_id": handover.request_id,
-        "remote_host": host,
-        "remote_port": port,
-        "tp_size": 1,
-        "dcp_size": 1,
-        "pp_size": 1,
-        "remote_num_tokens": handover.token_count,
-        "remote_blocks_expiry_time": None,
-        "kvloop_incarnation": handover.incarnation,
-        "remote_prefill_cached_tokens": handover.cached_tokens,
-    }
+            await reply(send, 200, answer.form.whole(answer.choices, answer.usage, answer.params), JSON)

@@ -1,8 +1,7 @@
-"""Answers in the shapes of vLLM's three generation endpoints, whole or as server-sent events.
+"""Chats and completions in vLLM's shapes, whole or as server-sent events, and what all formats share.
 
 A stream of chat or completion events is what vLLM 0.32 sends with kvloop's endpoint plugin in it: decode's
-handle rides on an event of its own, just before `[DONE]`. The Responses API carries it in the last event's
-`response`.
+handle rides on an event of its own, just before `[DONE]`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ Params = dict[str, Any] | None
 class Format(Protocol):
     """How one request's answer is written."""
 
-    def begin(self, choices: Sequence[Choice]) -> bytes:
+    def begin(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """The events before the first token."""
 
     def piece(self, choice: Choice, news: str) -> bytes:
@@ -43,7 +42,8 @@ def event(value: Any, name: str = "") -> bytes:
     return b"event: %b\n%b" % (name.encode(), data) if name else data
 
 
-def _handle_event(params: Params) -> bytes:
+def handle_event(params: Params) -> bytes:
+    """The event of kvloop's plugin that carries decode's handle; nothing without one."""
     if params is None:
         return b""
     return event({"object": HANDLE_OBJECT, "choices": [], HANDOVER_FIELD: params})
@@ -70,7 +70,7 @@ class _Chunked:
         counted = b""
         if self._wants_usage:
             counted = self._opening + b'],"usage":' + msgspec.json.encode(usage.shown()) + b"}\n\n"
-        return counted + _handle_event(params) + DONE
+        return counted + handle_event(params) + DONE
 
     def _whole(self, choices: list[dict[str, Any]], usage: Usage, params: Params) -> bytes:
         tail = {"choices": choices, "usage": usage.shown(), HANDOVER_FIELD: params}
@@ -83,8 +83,9 @@ class Chat(_Chunked):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def begin(self, choices: Sequence[Choice]) -> bytes:
+    def begin(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Whose turn it is."""
+        del usage
         delta = {"role": "assistant", "content": ""}
         return b"".join(self._delta(choice, delta) for choice in choices)
 
@@ -92,19 +93,18 @@ class Chat(_Chunked):
         """More text, or more of a call's arguments."""
         if choice.tool is None:
             return self._delta(choice, {"content": news})
-        function: dict[str, Any] = {"arguments": news}
+        function: dict[str, Any] = {"arguments": choice.argument_news(news)}
         call: dict[str, Any] = {"index": 0, "function": function}
-        if len(news) == len(choice.text):
-            function["arguments"] = choice.arguments[: -len('"}')]
+        if choice.is_begun_by(news):
             function["name"] = choice.tool
-            call |= {"id": _call_id(choice), "type": "function"}
+            call |= {"id": call_id(choice), "type": "function"}
         return self._delta(choice, {"tool_calls": [call]})
 
     def last(self, choice: Choice) -> bytes:
         """Why it ended; a call's arguments are closed before."""
         closing = b""
         if choice.tool is not None and choice.text:
-            call = {"index": 0, "function": {"arguments": '"}'}}
+            call = {"index": 0, "function": {"arguments": choice.argument_end}}
             closing = self._delta(choice, {"tool_calls": [call]})
         return closing + self._delta(choice, {}, choice.reason)
 
@@ -115,10 +115,10 @@ class Chat(_Chunked):
             message: dict[str, Any] = {"role": "assistant", "content": choice.text, "tool_calls": []}
             if choice.tool is not None:
                 function = {"name": choice.tool, "arguments": choice.arguments}
-                call = {"id": _call_id(choice), "type": "function", "function": function}
+                call = {"id": call_id(choice), "type": "function", "function": function}
                 message |= {"content": None, "tool_calls": [call]}
             one = {"index": choice.index, "message": message, "logprobs": None}
-            one |= {"finish_reason": choice.reason, "stop_reason": None}
+            one |= {"finish_reason": choice.reason, "stop_reason": choice.matched}
             shown.append(one | _token_ids(choice))
         return self._whole(shown, usage, params)
 
@@ -133,9 +133,9 @@ class Completion(_Chunked):
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def begin(self, choices: Sequence[Choice]) -> bytes:
+    def begin(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Nothing comes before the text."""
-        del choices
+        del choices, usage
         return b""
 
     def piece(self, choice: Choice, news: str) -> bytes:
@@ -154,10 +154,11 @@ class Completion(_Chunked):
     @staticmethod
     def _text(choice: Choice, text: str, reason: str | None) -> dict[str, Any]:
         one = {"index": choice.index, "text": text, "logprobs": None}
-        return one | {"finish_reason": reason, "stop_reason": None}
+        return one | {"finish_reason": reason, "stop_reason": choice.matched}
 
 
-def _call_id(choice: Choice) -> str:
+def call_id(choice: Choice) -> str:
+    """The id of the call that an answer is."""
     return f"call_{choice.index}_{choice.tool}"
 
 

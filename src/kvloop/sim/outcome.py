@@ -6,7 +6,7 @@ is as repeatable as the answer.
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from kvloop.sim.body import Body
 from kvloop.sim.request import Finished, Reason
@@ -36,7 +36,9 @@ class Usage:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer. `tool`: the name of the function that it calls, None for text."""
+    """One answer. `tool`: the name of the function that it calls, None for text. `matched`: the stop string
+    that ended it.
+    """
 
     index: int
     body: Body
@@ -44,7 +46,9 @@ class Choice:
     tool: str | None = None
     token_ids: list[int] = field(default_factory=list)
     reason: str | None = None
+    matched: str | None = None
     finished: Finished | None = None
+    argument_end: ClassVar[str] = '"}'
     _sent: int = 0
 
     def take(self, data: bytes) -> str:
@@ -60,7 +64,7 @@ class Choice:
             for stop in self.body.stop_strings:
                 cut = self.text.find(stop, max(0, self._sent - len(stop) + 1))
                 if cut >= 0:
-                    self.text, self.reason = self.text[:cut], Reason.STOP
+                    self.text, self.reason, self.matched = self.text[:cut], Reason.STOP, stop
         news = self.text[self._sent :] if len(self.text) > self._sent else ""
         self._sent = max(self._sent, len(self.text))
         return news
@@ -75,7 +79,15 @@ class Choice:
     @property
     def arguments(self) -> str:
         """The call's arguments, as JSON."""
-        return f'{{"{ARGUMENT}":"{self.text}"}}'
+        return f'{{"{ARGUMENT}":"{self.text}{self.argument_end}'
+
+    def argument_news(self, news: str) -> str:
+        """What new text adds to the arguments, which `argument_end` will close."""
+        return self.arguments.removesuffix(self.argument_end) if self.is_begun_by(news) else news
+
+    def is_begun_by(self, news: str) -> bool:
+        """Whether all of the text is new."""
+        return len(news) == len(self.text)
 
 
 def answer_count(data: bytes) -> int:
