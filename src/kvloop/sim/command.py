@@ -67,6 +67,7 @@ _SETTINGS: tuple[tuple[str, float, str], ...] = (
     ("lease_ttl_s", 480.0, "seconds after its last use that a lease lasts at most"),
     ("claim_timeout_ms", 1000, "a claim without an answer for so long is given up"),
     ("claim_term_ms", 5000, "a read that has not ended by then is given up"),
+    ("handover_s", 480.0, "seconds that a prompt is kept which decode never reads"),
     ("max_retained", 0.9, "share of the blocks that leases may hold"),
 )
 
@@ -76,7 +77,8 @@ def read_config(args: argparse.Namespace, profile: Profile) -> EngineConfig:
     step_ns = profile.step.takes_ns([(1, 0)])
     if args.secret_file is None:
         raise UserError("--secret-file is missing: make one for the deployment with `kvloop keygen FILE`")
-    if min(args.lease_term_s, args.lease_ttl_s, args.claim_timeout_ms, args.claim_term_ms) <= 0:
+    terms = (args.lease_term_s, args.lease_ttl_s, args.claim_timeout_ms, args.claim_term_ms, args.handover_s)
+    if min(terms) <= 0:
         raise UserError("terms and timeouts must be positive")
     return EngineConfig(
         engine_id=args.engine_id or f"sim-{os.urandom(6).hex()}",
@@ -92,6 +94,7 @@ def read_config(args: argparse.Namespace, profile: Profile) -> EngineConfig:
         lease_ttl_ns=round(args.lease_ttl_s * NS_PER_S),
         claim_timeout_ns=args.claim_timeout_ms * NS_PER_MS,
         claim_term_ns=args.claim_term_ms * NS_PER_MS,
+        handover_ns=round(args.handover_s * NS_PER_S),
         max_retained_permille=round(1000 * args.max_retained),
         max_bulk_steps=min(MAX_BULK_STEPS, max(1, BULK_NS // step_ns)) if step_ns else MAX_BULK_STEPS,
     )

@@ -101,7 +101,9 @@ class Metrics(Collector):
 
     def _leases(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for name, value in self._engine.leases.samples().items():
+        samples = self._engine.leases.samples()
+        samples["kvloop_unbalanced_blocks"] = self._engine.unbalanced_blocks
+        for name, value in samples.items():
             family, _, label = name.partition("{")
             key, _, text = label.rstrip("}").partition("=")
             labels = {"engine": "0"} | ({key: text.strip('"')} if key else {})
