@@ -29,6 +29,7 @@ from tests.sim.servers import MODEL, deployment
 from tests.sim.test_behind_the_router import matched_without_proof
 
 RIGHT = Report(1.0, 2.0, CHAT, True, Outcome.RIGHT, "return")
+SIZES = Sizes(27, 80, 40, memory_third_mib=50.0, memory_end_mib=51.0)
 NOTHING = Held(**dict.fromkeys(Held.__dataclass_fields__, 0))
 
 
@@ -42,7 +43,7 @@ def ran(*reports: Report, held: Held = NOTHING, windows: tuple[Window, ...] = ()
         "asked_s": 100.0,
         "tally": Tally([*reports]),
         "trouble": trouble,
-        "sizes": Sizes(27, 80, 40, 50.0, 51.0),
+        "sizes": SIZES,
         "held": held,
         "router": {},
         "tracebacks": 0,
@@ -99,8 +100,8 @@ def test_what_does_not_come_home() -> None:
     """Anything that is left misses its target, and so do files and memory beyond their bounds."""
     for name in Held.__dataclass_fields__:
         assert len(missed(ran(RIGHT, held=replace(NOTHING, **{name: 1})))) == 1
-    assert len(missed(ran(RIGHT, sizes=Sizes(27, 80, 60, 50.0, 51.0)))) == 1
-    assert len(missed(ran(RIGHT, sizes=Sizes(27, 80, 40, 50.0, 59.0)))) == 1
+    assert len(missed(ran(RIGHT, sizes=replace(SIZES, files_end=60)))) == 1
+    assert len(missed(ran(RIGHT, sizes=replace(SIZES, memory_end_mib=59.0)))) == 1
     assert len(missed(ran(RIGHT, tracebacks=1))) == 1
     assert len(missed(ran(RIGHT, turns=2))) == 1
     tally = Tally([RIGHT])

@@ -23,11 +23,16 @@ NONE = Target(Bound.AT_MOST, 0)
 
 @dataclass
 class Sizes:
-    """The router's process: open files, and resident memory, over the run."""
+    """The router's process over the run: open files, resident memory, and how long it took at most to answer
+    on its other port (`slowest_late_s`: this program's own lateness then, for the machine may be busy).
+    """
 
     files_begin: int
     files_peak: int = 0
     files_end: int = 0
+    slowest_s: float = 0.0
+    slowest_at_s: float = 0.0
+    slowest_late_s: float = 0.0
     memory_third_mib: float = 0.0
     memory_end_mib: float = 0.0
 
@@ -131,6 +136,13 @@ def _process(ran: Ran) -> list[Row]:
             "MiB",
             Target(Bound.AT_MOST, MOST_GROWTH_MIB),
             f"{sizes.memory_third_mib:.1f} MiB after a third, {sizes.memory_end_mib:.1f} in the end",
+        ),
+        Row(
+            "router's slowest word on its health",
+            sizes.slowest_s,
+            "s",
+            None,
+            f"asked {sizes.slowest_late_s:.2f} s late",
         ),
         Row("tracebacks in the router's log", ran.tracebacks, "", NONE),
     ]

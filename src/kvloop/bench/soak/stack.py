@@ -104,11 +104,13 @@ class Stack:
         return int(json.loads(_get(f"{self.admin}/conversations?limit=1"))["total"])
 
     def in_service(self) -> set[str]:
-        """URLs of the engines that the router uses."""
+        """URLs of the engines that the router uses, as far as it says so in time."""
         try:
             health = json.loads(_get(f"{self.admin}/health"))
         except urllib.error.HTTPError as error:  # no decode engine is left
             health = json.loads(error.read())
+        except OSError:
+            return set()
         return {engine["url"] for engine in health["engines"] if engine["available"]}
 
     def order(self, what: str, engine: EngineProcess) -> None:
