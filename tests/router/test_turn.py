@@ -117,7 +117,9 @@ def test_lone_decode_engine() -> None:
     one = turn(decode="d")
     one.start()
     assert one.prefilled(HANDOVER, 64) == AskDecode("d", HANDOVER)
+    assert not one.repeats
     assert one.decode_failed(Failure.ANSWERED) == AskDecode("d", ALONE)
+    assert one.repeats
     assert isinstance(one.decode_failed(Failure.ANSWERED), GiveUp)
     alone = turn(decode="d", alone=True)
     assert alone.start() == AskDecode("d", ALONE)

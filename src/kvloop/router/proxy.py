@@ -11,6 +11,7 @@ from collections.abc import Collection
 from functools import partial
 
 from kvloop.core.decision import DECODE, PREFILL, Route
+from kvloop.router.backoff import Backoff
 from kvloop.router.belief import Beliefs, size_of
 from kvloop.router.config import RouterConfig
 from kvloop.router.conversations import Conversations
@@ -28,13 +29,7 @@ from kvloop.router.run import Run
 from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn
 from kvloop.router.upstream import EngineFailureError, Head
 from kvloop.wire.answers import read_answer, stream_filter
-from kvloop.wire.openai import (
-    ALONE,
-    Endpoint,
-    decode_body,
-    prefill_body,
-    read_prefill_answer,
-)
+from kvloop.wire.openai import ALONE, Endpoint, decode_body, prefill_body, read_prefill_answer
 from kvloop.wire.refusal import RequestError
 from kvloop.wire.report import read_report
 
@@ -60,6 +55,7 @@ class Proxy:
         self._metrics = metrics
         self._beliefs = Beliefs()
         self._opening = opening
+        self._backoff = Backoff()
         self._loop = asyncio.get_running_loop()
         self.explanations = Explanations(config.choice.explain_log_every)
 
@@ -85,6 +81,8 @@ class Proxy:
                 if isinstance(step, AskPrefill):
                     step = await self._prefill(run, step)
                 elif isinstance(step, AskDecode):
+                    if run.turn.repeats:
+                        await self._backoff.pause()
                     step = await self._decode(run, step)
                 else:
                     self._give_up(run, step)

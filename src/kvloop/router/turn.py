@@ -86,6 +86,11 @@ class Turn:
         self._prefill_retried = False
         self._decode_retried = False
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the last step goes to a decode engine that has failed this turn already."""
+        return isinstance(self._asked, AskDecode) and self._asked.engine in self._failed_decode
+
     def start(self) -> Step:
         """The first step."""
         way = self._way
