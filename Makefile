@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 LOCKS  := requirements/engine.lock requirements/dev.lock
 STAMP  := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | cksum | tr -d ' ')
 
-.PHONY: help setup up demo test check bench-return bench-lease bench-router clean
+.PHONY: help setup up demo test check bench-return bench-lease bench-router bench-soak clean
 help:
 	@echo "make up            two engines, a router, a conversation; then serves until Ctrl-C"
 	@echo "make demo          the same, and exits after the conversation with a status"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench-return  the figures of the README, with targets and verdicts (about 35 minutes)"
 	@echo "make bench-lease   what leases cost and bring, with targets and verdicts (about an hour)"
 	@echo "make bench-router  the router beside vllm-router and SMG, with targets and verdicts (about 10 minutes)"
+	@echo "make bench-soak    an hour of traffic with faults, simulated engines, in ten minutes, with targets and verdicts"
 	@echo "make clean         removes the environment and caches"
 
 setup: $(STAMP)
@@ -57,6 +58,9 @@ bench-lease: setup
 
 bench-router: setup
 	@$(BIN)/python -m kvloop.bench.router_peers
+
+bench-soak: setup
+	@$(BIN)/python -m kvloop.bench.soak
 
 clean:
 	@rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

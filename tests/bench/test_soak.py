@@ -29,7 +29,7 @@ from tests.sim.servers import MODEL, deployment
 from tests.sim.test_behind_the_router import matched_without_proof
 
 RIGHT = Report(1.0, 2.0, CHAT, True, Outcome.RIGHT, "return")
-SIZES = Sizes(27, 80, 40, memory_third_mib=50.0, memory_end_mib=51.0)
+SIZES = Sizes(27, 80, 40, memory_mib=[50.0] * 12 + [51.0])
 NOTHING = Held(**dict.fromkeys(Held.__dataclass_fields__, 0))
 
 
@@ -101,7 +101,7 @@ def test_what_does_not_come_home() -> None:
     for name in Held.__dataclass_fields__:
         assert len(missed(ran(RIGHT, held=replace(NOTHING, **{name: 1})))) == 1
     assert len(missed(ran(RIGHT, sizes=replace(SIZES, files_end=60)))) == 1
-    assert len(missed(ran(RIGHT, sizes=replace(SIZES, memory_end_mib=59.0)))) == 1
+    assert len(missed(ran(RIGHT, sizes=replace(SIZES, memory_mib=[50.0] * 12 + [59.0])))) == 1
     assert len(missed(ran(RIGHT, tracebacks=1))) == 1
     assert len(missed(ran(RIGHT, turns=2))) == 1
     tally = Tally([RIGHT])

@@ -21,7 +21,7 @@ from kvloop.bench.run import conclude, say
 from kvloop.bench.soak.clients import Clients, Traffic
 from kvloop.bench.soak.faults import Pace, Trouble
 from kvloop.bench.soak.home import settled
-from kvloop.bench.soak.rows import Ran, Sizes, facts_of, rows_of, told
+from kvloop.bench.soak.rows import PARTS, Ran, Sizes, facts_of, rows_of, told
 from kvloop.bench.soak.stack import TTL_S, Stack, running
 from kvloop.errors import UserError
 
@@ -89,7 +89,7 @@ async def _run(
     finally:
         over.set()
     sampler.join()
-    sizes.memory_end_mib = stack.memory_mib()
+    sizes.memory_mib.append(stack.memory_mib())
     say(f"{clients.begun:,} turns asked, {len(trouble.windows)} faults; everything has to come home")
     held = await settled(stack, ttl_s)
     sizes.files_end = stack.files()
@@ -122,8 +122,8 @@ def _sample(stack: Stack, clients: Clients, traffic: Traffic, sizes: Sizes, over
         if woken_s - asked_s > sizes.slowest_s:
             sizes.slowest_s, sizes.slowest_at_s, sizes.slowest_late_s = woken_s - asked_s, asked_s, late_s
         sizes.files_peak = max(sizes.files_peak, stack.files())
-        if not sizes.memory_third_mib and clients.begun * 3 >= traffic.turns:
-            sizes.memory_third_mib = stack.memory_mib()
+        while clients.begun * PARTS >= traffic.turns * (len(sizes.memory_mib) + 1):
+            sizes.memory_mib.append(stack.memory_mib())
 
 
 def _files_begin(stack: Stack) -> int:

@@ -14,7 +14,7 @@ import msgspec
 
 from kvloop.bench.soak.conversation import MAX_TURNS, Conversation, begun
 from kvloop.bench.soak.exchange import Answer, Line, Manner
-from kvloop.bench.soak.hearing import hear
+from kvloop.bench.soak.hearing import CHAT, COMPLETIONS, hear
 from kvloop.bench.soak.hostile import BODIES, GARBAGE
 from kvloop.bench.soak.oracle import expected
 from kvloop.bench.soak.tally import Outcome, Report, Tally
@@ -24,6 +24,10 @@ LEAVES, SLOW, FORKS, EDITS, UNKEPT = 0.05, 0.04, 0.05, 0.02, 0.03  # shares of t
 HOSTILE_EVERY = 10  # turns
 MAX_UNDER_WAY = 256  # beyond it a turn waits: a fleet that stands still is not asked for more and more
 MAX_TOKENS = (16, 96)
+LONG, LONG_TOKENS = (
+    0.08,
+    (500, 1000),
+)  # of chats and completions: answers in whose middle something can happen
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,8 @@ class Clients:
         if chance.random() < UNKEPT:
             headers["x-kvloop-retain"] = "off"
         body = conversation.body(chance.randint(*MAX_TOKENS)) | ({"stream": True} if streamed else {})
+        if conversation.path in (CHAT, COMPLETIONS) and not conversation.tools and chance.random() < LONG:
+            body |= {"max_tokens": chance.randint(*LONG_TOKENS), "ignore_eos": True, "stream": True}
         turn = self._turn(conversation, before, line, body, headers, manner)
         self._start(asyncio.create_task(turn))
 

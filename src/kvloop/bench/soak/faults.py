@@ -1,5 +1,7 @@
 """What goes wrong in a soak, one thing at a time with calm between: drawn from a seed, done by a thread.
 
+Which engine it is depends on the moment: the one with the most under way, where something is to be hurt.
+
 Each fault has a window, from just before it is done until the engine answers again and a moment more.
 An error is explained where the request was under way in some window; outside of all, there must be none. The
 next fault waits until the router uses the engine again, so that there is always somebody to go to.
@@ -15,6 +17,7 @@ from enum import StrEnum
 
 from kvloop.bench.soak.stack import READY_S, EngineProcess, Stack, wait_for
 
+BUSY_S = 1.0  # to wait for an engine that has something under way
 MOMENT_S = 0.5  # what the router finds out on its next hop
 
 
@@ -107,7 +110,7 @@ class Trouble:
 
     def _do(self, fault: Fault, number: int, lasts_s: float) -> None:
         prefill, decode = self.stack.of("prefill"), self.stack.of("decode")
-        one_prefill, one_decode = prefill[number % len(prefill)], decode[number % len(decode)]
+        one_prefill, one_decode = self._busiest(prefill, number), self._busiest(decode, number)
         acts: dict[Fault, tuple[Sequence[EngineProcess], Callable[[EngineProcess], None]]] = {
             Fault.KILL_DECODE: ([one_decode], _kill),
             Fault.KILL_PREFILL: ([one_prefill], _kill),
@@ -128,6 +131,16 @@ class Trouble:
         self.windows.append(Window(fault, began_s, time.monotonic() + MOMENT_S))
         urls = {engine.url for engine in hurt}
         wait_for(lambda: urls <= self.stack.in_service(), f"{fault}: the router does not use it again")
+
+    def _busiest(self, engines: Sequence[EngineProcess], number: int) -> EngineProcess:
+        """The engine that it will hurt most; the drawn one where none has anything under way."""
+        deadline_s = time.monotonic() + BUSY_S
+        drawn_one = engines[number % len(engines)]
+        while True:
+            under_way = self.stack.under_way()
+            busiest = max([drawn_one, *engines], key=lambda engine: under_way.get(engine.url, 0))
+            if under_way.get(busiest.url) or time.monotonic() > deadline_s:
+                return busiest
 
     def _mend(self, fault: Fault, engine: EngineProcess) -> None:
         if fault in (Fault.STOP_DECODE, Fault.STOP_PREFILL):

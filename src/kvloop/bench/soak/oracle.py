@@ -34,8 +34,9 @@ def expected(path: str, asked: dict[str, Any]) -> Said:
     endpoint = ENDPOINTS[path]
     body = endpoint.read(read_body(msgspec.json.encode(asked)))
     seed = Text(endpoint.prompts(body)[0], 0, _CELL_TOKENS).seed()
-    natural, limit = natural_tokens(seed), body.limit
+    limit = body.limit
     assert limit is not None
+    natural = limit + 1 if body.ignore_eos else natural_tokens(seed)
     data = answer_tokens(seed, 0, min(natural, limit))
     if natural <= limit:
         data = data[:-TOKEN_BYTES] + STOP_TOKEN

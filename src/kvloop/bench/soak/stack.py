@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,6 +28,7 @@ from kvloop.local.supervise import Process, stop_all
 HOST = "127.0.0.1"
 PROFILE = "qwen3-32b-h200"
 PREFILL, DECODE = 2, 3
+FORGETFUL = ("prefill-0",)  # without a prefix cache, as one that has more to do than to keep it
 READY_S = 60.0
 CALL_S = 5.0
 POLL_S = 0.1
@@ -105,13 +107,20 @@ class Stack:
 
     def in_service(self) -> set[str]:
         """URLs of the engines that the router uses, as far as it says so in time."""
+        return {engine["url"] for engine in self._health() if engine["available"]}
+
+    def under_way(self) -> dict[str, int]:
+        """Hops at each engine, by URL, as far as the router says so in time."""
+        return {engine["url"]: engine["in_flight"] for engine in self._health()}
+
+    def _health(self) -> list[dict[str, Any]]:
         try:
             health = json.loads(_get(f"{self.admin}/health"))
         except urllib.error.HTTPError as error:  # no decode engine is left
             health = json.loads(error.read())
         except OSError:
-            return set()
-        return {engine["url"] for engine in health["engines"] if engine["available"]}
+            return []
+        return list(health["engines"])
 
     def order(self, what: str, engine: EngineProcess) -> None:
         """`drain` or `undrain` an engine, as an operator does."""
@@ -191,6 +200,7 @@ def _engine(
     flags |= {"--port": str(port), "--control-port": str(next(ports))}
     flags |= {"--side-channel-port": str(next(ports)), "--engine-id": name}
     flags |= {"--lease-ttl-s": f"{ttl_s:.3f}", "--handover-s": f"{ttl_s:.3f}"}
+    flags |= {"--prefix-cache": "off" if name in FORGETFUL else "on"}
     words = [sys.executable, "-m", "kvloop.cli", "sim", "engine"]
     words += [word for pair in (flags | terms).items() for word in pair]
     return EngineProcess(name, role, f"http://{HOST}:{port}", words, folder / f"{name}.log")
