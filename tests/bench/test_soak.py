@@ -101,7 +101,7 @@ def test_what_does_not_come_home() -> None:
     for name in Held.__dataclass_fields__:
         assert len(missed(ran(RIGHT, held=replace(NOTHING, **{name: 1})))) == 1
     assert len(missed(ran(RIGHT, sizes=replace(SIZES, files_end=60)))) == 1
-    assert len(missed(ran(RIGHT, sizes=replace(SIZES, memory_mib=[50.0] * 12 + [59.0])))) == 1
+    assert len(missed(ran(RIGHT, sizes=replace(SIZES, memory_mib=[50.0] * 12 + [61.0])))) == 1
     assert len(missed(ran(RIGHT, tracebacks=1))) == 1
     assert len(missed(ran(RIGHT, turns=2))) == 1
     tally = Tally([RIGHT])

@@ -26,7 +26,7 @@ from kvloop.local.ports import free_ports
 from kvloop.local.supervise import Process, stop_all
 
 HOST = "127.0.0.1"
-PROFILE = "qwen3-32b-h200"
+PROFILE = "glm-5-fp8-h200"  # slow enough that much is under way at any time
 PREFILL, DECODE = 2, 3
 FORGETFUL = ("prefill-0",)  # without a prefix cache, as one that has more to do than to keep it
 READY_S = 60.0
