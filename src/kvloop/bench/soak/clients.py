@@ -20,7 +20,7 @@ from kvloop.bench.soak.oracle import expected
 from kvloop.bench.soak.tally import Outcome, Report, Tally
 
 STREAMED = 0.7
-LEAVES, SLOW, FORKS, EDITS, UNKEPT = 0.05, 0.04, 0.05, 0.02, 0.03  # shares of turns
+LEAVES, SLOW, FORKS, EDITS, UNKEPT = 0.05, 0.04, 0.05, 0.05, 0.03  # shares of turns
 HOSTILE_EVERY = 10  # turns
 MAX_UNDER_WAY = 256  # beyond it a turn waits: a fleet that stands still is not asked for more and more
 MAX_TOKENS = (16, 96)
@@ -111,6 +111,8 @@ class Clients:
         manner = Manner(slow=streamed and chance.random() < SLOW, leaves_after=leaves)
         self.tally.slow += manner.slow
         headers = {"authorization": f"Bearer tenant-{conversation.tenant}"}
+        if conversation.session is not None:
+            headers["x-session-id"] = conversation.session
         if chance.random() < UNKEPT:
             headers["x-kvloop-retain"] = "off"
         body = conversation.body(chance.randint(*MAX_TOKENS)) | ({"stream": True} if streamed else {})

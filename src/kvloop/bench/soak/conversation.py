@@ -17,6 +17,7 @@ SYSTEMS = 3  # of each tenant
 MAX_TURNS = 16
 SHORT, LONG = (8, 50), (700, 1500)  # words of a question, or of a tool's long result
 LONG_SHARE = 0.15
+NAMED = 0.6
 _WORDS = [
     "harbour",
     "light",
@@ -60,6 +61,7 @@ def words(chance: random.Random, count: int) -> str:
 class Conversation:
     """One conversation. `history` is what its API takes back: messages, items, or a prompt's text.
 
+    `session`: the name that its client gives it; its handle is found by it where the past was edited.
     `by_name`: a Responses conversation that names the response before instead of sending all. `named`: of
     the history, how much that response covers.
     """
@@ -69,6 +71,7 @@ class Conversation:
     system: str
     tools: bool
     by_name: bool
+    session: str | None = None
     history: list[Value] = field(default_factory=list)
     prompt: str = ""
     previous: str | None = None
@@ -147,6 +150,7 @@ def begun(chance: random.Random) -> Conversation:
         system=f"You are one of the {words(like, like.randint(60, 400))}.",
         tools=path != COMPLETIONS and chance.random() < 0.25,
         by_name=path == RESPONSES and chance.random() < 0.6,
+        session=f"{chance.getrandbits(64):x}" if chance.random() < NAMED else None,
     )
 
 
