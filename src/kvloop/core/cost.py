@@ -48,7 +48,7 @@ class Costs:
     def compute_ns(self, role: str, engine: str, tokens: int, before: int) -> int:
         """For `engine` to compute `tokens` behind `before` others."""
         model = self._computes.get(engine) or self._pools.get(role) or self._anyone
-        return model.predict((1.0, float(tokens), pairs_of(tokens, before) / CONTEXT_UNIT))
+        return model.predict((1.0, tokens, pairs_of(tokens, before) / CONTEXT_UNIT))
 
     def computed(self, role: str, engine: str, work: Work) -> None:
         """`engine` has done this work."""
@@ -74,7 +74,7 @@ class Costs:
         """For decode engine `target` to pull `tokens` from prefill engine `source` and say its first word;
         and the part of it that is the same for every prompt."""
         model = self._handovers.model(source, target)
-        return model.predict((1.0, float(tokens), float(running))), int(model.coefficients[0])
+        return model.predict((1.0, tokens, running)), int(model.coefficients[0])
 
     def handed_over(self, source: str, target: str, tokens: int, running: int, took_ns: int) -> None:
         """It took so long."""

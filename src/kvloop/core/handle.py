@@ -6,6 +6,7 @@ time an engine starts, so a handle outlives neither the process nor its memory.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 HANDLE_VERSION = 1
 
@@ -31,8 +32,7 @@ class Handle:
     expires_in_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRef:
+class LeaseRef(NamedTuple):
     """What a router needs of a handle: which lease, of which run of which engine, and where to reach it.
 
     address: the engine's control host and port. token_count: tokens whose KV is held. term_ms: how long it

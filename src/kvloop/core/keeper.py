@@ -12,10 +12,9 @@ for all of its leases; drops are gathered for a second. Nothing here waits for a
 lost is repeated on the next tick, and a term lasts several.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
-from kvloop.core.deadline import Deadlines
+from kvloop.core.drops import Drops
 from kvloop.core.handle import LeaseRef
 from kvloop.core.keeper_state import (
     AWAY,
@@ -29,7 +28,9 @@ from kvloop.core.keeper_state import (
     SendDrop,
     SendRenew,
 )
+from kvloop.core.kept import KeptLeases
 from kvloop.core.returns import PERMILLE, Ending, ReturnModel
+from kvloop.core.slot_deadlines import SlotDeadlines
 
 __all__ = ["Ending", "Keeper", "KeeperCounts", "KeeperTimes", "LeaseRef", "SendDrop", "SendRenew"]
 
@@ -51,11 +52,10 @@ class Keeper:
         self.fixed = fixed
         self.max_leases = max_leases
         self.counts = KeeperCounts()
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # least recently used first
+        self._entries = KeptLeases()
         self._held = 0
-        self._due = Deadlines()
-        self._drops: OrderedDict[str, tuple[LeaseRef, bool]] = OrderedDict()
-        self._drops_due_ns = 0
+        self._due = SlotDeadlines()  # by the entries' rows
+        self._drops = Drops(max_leases, times.drop_every_ns)
 
     def __len__(self) -> int:
         """Leases that are known, let go or not."""
@@ -71,17 +71,19 @@ class Keeper:
     ) -> None:
         """A turn has ended and left this lease. `keep_ns`: the client's wish, 0 to let go at once."""
         self._leave(ref.lease_id, now_ns)
-        self._drops.pop(ref.lease_id, None)
+        self._drops.take_back(ref.lease_id)
         wish_ns = None if keep_ns is None else now_ns + min(keep_ns, self.times.ttl_ns)
-        entry = Entry(ref, caller, ending, now_ns, now_ns + ref.term_ms * _NS_PER_MS, wish_ns)
-        entry.renew_ns = self.times.next_renewal_ns(now_ns, entry.deadline_ns)
-        self._entries[ref.lease_id] = entry
+        deadline_ns = now_ns + ref.term_ms * _NS_PER_MS
+        renew_ns = self.times.next_renewal_ns(now_ns, deadline_ns)
+        lease_id, _, address, _, term_ms = ref
+        entry = Entry(lease_id, address, term_ms, caller, ending, now_ns, deadline_ns, wish_ns, renew_ns)
+        self._entries.add(entry)
         self._held += 1
         self.counts.filed += 1
         self._plan(entry, now_ns, self._keep_until(entry, now_ns))
         if len(self._entries) > self.max_leases:
             self.counts.evicted += 1
-            self._leave(next(iter(self._entries)), now_ns)
+            self._leave(self._entries.least_recently_used(), now_ns)
 
     def used(self, lease_id: str, now_ns: int, returns: bool = True) -> None:
         """A turn that goes on from this lease has begun and may claim it. Each `used` has its `done`.
@@ -96,17 +98,18 @@ class Keeper:
             self.model.returned(entry.caller, entry.ending, entry.seen_ns, entry.age_ns(now_ns))
             self.counts.returned += 1
             entry.waits = False
-        is_kept_back = self._drops.pop(lease_id, None) is not None
+        is_kept_back = self._drops.take_back(lease_id)
         if entry.state is KeptState.LET_GO and not is_kept_back:  # the claim may bring it back, for a term
-            entry.deadline_ns = now_ns + entry.ref.term_ms * _NS_PER_MS
+            entry.deadline_ns = now_ns + entry.term_ms * _NS_PER_MS
         renew_ns = self.times.next_renewal_ns(now_ns, entry.deadline_ns)
         entry.renew_ns = min(entry.renew_ns, renew_ns) if entry.renew_ns > now_ns else renew_ns
         self._move(entry, KeptEvent.USE)
         entry.in_flight += 1
         if not entry.waits:
             entry.since_ns = max(entry.since_ns, now_ns)
-        self._entries.move_to_end(lease_id)
-        self._due.set(lease_id, entry.renew_ns)
+        self._entries.was_used(entry.row)
+        self._entries.put(entry)
+        self._due.set(entry.row, entry.renew_ns)
 
     def done(self, lease_id: str, now_ns: int) -> None:
         """That turn needs the lease no more: decode has begun to answer it, so it has what it could take from
@@ -116,6 +119,7 @@ class Keeper:
             return
         entry.in_flight -= 1
         if entry.in_flight:
+            self._entries.put(entry)
             return
         if not entry.waits:
             entry.waits = True
@@ -123,10 +127,7 @@ class Keeper:
             entry.seen_ns = 0
             entry.ending = Ending.AGAIN
         self._move(entry, KeptEvent.DONE)
-        if entry.state in FINAL:
-            self._drop(entry, now_ns, is_over=True)
-            self._forget(entry)
-        else:
+        if not self._is_over(entry, now_ns):
             self._plan(entry, now_ns, self._keep_until(entry, now_ns))
 
     def keep(self, lease_id: str, keep_ns: int, now_ns: int) -> bool:
@@ -146,9 +147,8 @@ class Keeper:
         self.counts.superseded += 1
         self._broken_off(entry, now_ns)
         self._move(entry, KeptEvent.END)
-        if entry.state in FINAL:
-            self._drop(entry, now_ns, is_over=True)
-            self._forget(entry)
+        if not self._is_over(entry, now_ns):
+            self._entries.put(entry)
 
     def gone(self, lease_ids: Iterable[str], now_ns: int) -> None:
         """Their engine knows these leases no more."""
@@ -167,47 +167,38 @@ class Keeper:
 
     def next_due_ns(self) -> int | None:
         """When `due` will next have something to do, or None."""
-        looks_ns = self._due.next_ns()
-        if not self._drops:
-            return looks_ns
-        return self._drops_due_ns if looks_ns is None else min(looks_ns, self._drops_due_ns)
+        looks_ns, drops_ns = self._due.next_ns(), self._drops.next_due_ns()
+        if looks_ns is None or drops_ns is None:
+            return drops_ns if looks_ns is None else looks_ns
+        return min(looks_ns, drops_ns)
 
     def due(self, now_ns: int, limit: int) -> list[SendRenew | SendDrop]:
         """What to send now, after looking at `limit` leases at most. While `next_due_ns` is past: again."""
         renewals: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
         for _ in range(limit):
-            lease_id = self._due.pop_due(now_ns)
-            if lease_id is None:
+            row = self._due.pop_due(now_ns)
+            if not row:
                 break
-            entry = self._entries[lease_id]
-            renewal = self._look_at(entry, now_ns)
-            if renewal is not None:
-                renewals.setdefault(entry.ref.address, []).append(renewal)
-        drops: dict[tuple[tuple[str, int], bool], list[str]] = {}
-        if self._drops and now_ns >= self._drops_due_ns:
-            for _ in range(min(limit, len(self._drops))):
-                lease_id, (ref, is_over) = self._drops.popitem(last=False)
-                self.counts.dropped += 1
-                drops.setdefault((ref.address, is_over), []).append(lease_id)
-        return [
-            *(SendRenew(address, tuple(leases)) for address, leases in renewals.items()),
-            *(SendDrop(address, tuple(ids), is_over) for (address, is_over), ids in drops.items()),
-        ]
+            entry = self._entries[row]
+            if (renewal := self._look_at(entry, now_ns)) is not None:
+                renewals.setdefault(entry.address, []).append(renewal)
+        drops = self._drops.due(now_ns, limit)
+        self.counts.dropped += sum([len(drop.lease_ids) for drop in drops])
+        return [*(SendRenew(address, tuple(leases)) for address, leases in renewals.items()), *drops]
 
     def check_integrity(self) -> None:
         """AssertionError where the keeper contradicts itself."""
         self.model.check_integrity()
         self._due.check_integrity()
         assert len(self._entries) <= self.max_leases
-        assert self._held == sum(entry.state in HELD for entry in self._entries.values())
-        for lease_id, entry in self._entries.items():
-            assert entry.ref.lease_id == lease_id
-            assert entry.state not in FINAL, "a forgotten lease is still known"
-            assert (entry.state in AWAY) is (entry.in_flight == 0), "a turn in flight is miscounted"
-            assert entry.waits or entry.state not in AWAY, "a conversation that is away, and not waited for"
-            assert lease_id in self._due or entry.in_flight, "a lease that nobody will look at again"
-            assert lease_id not in self._drops or entry.state is KeptState.LET_GO, "dropped, and held"
-        assert set(self._due) <= self._entries.keys()
+        self._entries.check_integrity()
+        entries = list(self._entries)
+        assert self._held == sum(entry.state in HELD for entry in entries)
+        for entry in entries:
+            entry.check_integrity()
+            assert entry.row in self._due or entry.in_flight, "a lease that nobody will look at again"
+            assert entry.lease_id not in self._drops or entry.state is KeptState.LET_GO, "dropped, and held"
+        assert len(self._due) == sum(entry.row in self._due for entry in entries), "a deadline of nobody's"
         assert len(self._drops) <= self.max_leases
 
     def _look_at(self, entry: Entry, now_ns: int) -> tuple[str, int, int] | None:
@@ -228,13 +219,13 @@ class Keeper:
                 term_ns = min(self.times.term_ns, entry.since_ns + self.times.ttl_ns - now_ns)
                 entry.deadline_ns = max(entry.deadline_ns, now_ns + term_ns)
                 self.counts.renewed += 1
-                renewal = (entry.ref.lease_id, term_ns, self._chance(entry, age_ns, now_ns))
+                renewal = (entry.lease_id, term_ns, self._chance(entry, age_ns, now_ns))
             entry.renew_ns = self.times.next_renewal_ns(now_ns, entry.deadline_ns)
         self._plan(entry, now_ns, until_ns)
         return renewal
 
     def _plan(self, entry: Entry, now_ns: int, until_ns: int) -> None:
-        """Let a lease go if that is best, and say when to look at it again."""
+        """Let a lease go if that is best, say when to look at it again, and keep what has changed of it."""
         end_ns = entry.since_ns + self.times.ttl_ns
         if entry.state is KeptState.WAITING and until_ns <= now_ns:
             self.counts.let_go += 1
@@ -242,12 +233,13 @@ class Keeper:
             self._drop(entry, now_ns)
         if entry.state is KeptState.LET_GO:
             again_ns = now_ns + max(entry.age_ns(now_ns), self.times.interval_ns)
-            self._due.set(entry.ref.lease_id, min(again_ns, end_ns))
+            self._due.set(entry.row, min(again_ns, end_ns))
         elif entry.state is KeptState.WAITING:
             renew_ns = max(now_ns + 1, entry.renew_ns) if entry.deadline_ns < until_ns else until_ns
-            self._due.set(entry.ref.lease_id, min(renew_ns, until_ns, end_ns))
+            self._due.set(entry.row, min(renew_ns, until_ns, end_ns))
         elif until_ns > now_ns:
-            self._due.set(entry.ref.lease_id, max(now_ns + 1, entry.renew_ns))
+            self._due.set(entry.row, max(now_ns + 1, entry.renew_ns))
+        self._entries.put(entry)
 
     def _keep_until(self, entry: Entry, now_ns: int) -> int:
         """When to let a lease go, or to stop renewing one that is in use; `now_ns` or before: now."""
@@ -255,10 +247,8 @@ class Keeper:
             return entry.wish_until_ns
         if entry.in_flight or self.fixed:
             return entry.since_ns + self.times.ttl_ns
-        age_ns = entry.age_ns(now_ns)
-        return entry.since_ns + min(
-            self.model.keep_until(entry.caller, entry.ending, age_ns), self.times.ttl_ns
-        )
+        keep_ns = self.model.keep_until(entry.caller, entry.ending, entry.age_ns(now_ns))
+        return entry.since_ns + min(keep_ns, self.times.ttl_ns)
 
     def _chance(self, entry: Entry, age_ns: int, now_ns: int) -> int:
         if entry.in_flight or (entry.wish_until_ns is not None and entry.wish_until_ns > now_ns):
@@ -269,11 +259,14 @@ class Keeper:
         """Tell decode; not of a lease that has expired there by itself, unless it is over for good."""
         if entry.deadline_ns <= now_ns and not is_over:
             return
-        if not self._drops:
-            self._drops_due_ns = (now_ns // self.times.drop_every_ns + 1) * self.times.drop_every_ns
-        self._drops[entry.ref.lease_id] = (entry.ref, is_over)
-        if len(self._drops) > self.max_leases:
-            self._drops.popitem(last=False)
+        self._drops.add(entry, now_ns, is_over)
+
+    def _is_over(self, entry: Entry, now_ns: int) -> bool:
+        if entry.state not in FINAL:
+            return False
+        self._drop(entry, now_ns, is_over=True)
+        self._forget(entry)
+        return True
 
     def _broken_off(self, entry: Entry, now_ns: int) -> None:
         if entry.waits:
@@ -295,5 +288,5 @@ class Keeper:
         self._held += (entry.state in HELD) - was_held
 
     def _forget(self, entry: Entry) -> None:
-        del self._entries[entry.ref.lease_id]
-        self._due.discard(entry.ref.lease_id)
+        self._entries.remove(entry)
+        self._due.discard(entry.row)

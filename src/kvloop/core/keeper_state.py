@@ -8,7 +8,6 @@ turns in flight are through with it.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvloop.core.handle import LeaseRef
 from kvloop.core.returns import Ending
 
 NS_PER_S = 1_000_000_000
@@ -123,10 +122,12 @@ class Entry:
     """A filed lease. `since_ns` is its last use, and where its wait began; `seen_ns` is the age up to which
     the model knows of that wait. `deadline_ns`: when decode will let it expire, as far as is known.
     `renew_ns`: not to be renewed sooner. `wish_until_ns`: the client's. `waits`: its conversation is not
-    back, whatever forked off from it.
+    back, whatever forked off from it. `row`: where the entry is kept.
     """
 
-    ref: LeaseRef
+    lease_id: str
+    address: tuple[str, int]
+    term_ms: int
     caller: str
     ending: Ending
     since_ns: int
@@ -137,6 +138,7 @@ class Entry:
     seen_ns: int = 0
     in_flight: int = 0
     waits: bool = True
+    row: int = 0
 
     def age_ns(self, now_ns: int) -> int:
         """How long it has waited."""
@@ -145,3 +147,9 @@ class Entry:
     def move(self, event: KeptEvent) -> None:
         """The table's move."""
         self.state = TRANSITIONS[self.state, event]
+
+    def check_integrity(self) -> None:
+        """AssertionError where it contradicts itself."""
+        assert self.state not in FINAL, "a forgotten lease is still known"
+        assert (self.state in AWAY) is (self.in_flight == 0), "a turn in flight is miscounted"
+        assert self.waits or self.state not in AWAY, "a conversation that is away, and not waited for"

@@ -3,7 +3,7 @@
 A conversation has no name on the wire, but it has a past, and the client resends it with every turn. So a
 finished turn is filed under a rolling digest of every prefix of what its client sent,
 
-    k[i] = BLAKE2b(root, unit[0] .. unit[i]; key, 16 bytes)
+    k[i] = BLAKE2b(root, unit[0] .. unit[i]; key, 8 bytes)
 
 a unit being a message, or a stretch of a prompt; the root is whatever changes the tokens before the first
 unit, and the tenant. A prefix belongs to the newest turn that has it. The longest prefix of a new request
@@ -11,73 +11,53 @@ that is found names the turn that shares most with it: its continuation, a fork,
 that clients send (conversation and session ids) are filed beside the digests, each under its kind.
 
 A digest or a name only proposes a handle. The engines prove every reuse themselves, so a wrong guess costs
-time and a forgotten turn costs time, never an answer. Hence the bounds: by keys, by bytes, by age.
+time and a forgotten turn costs time, never an answer. Hence the bounds: by keys, by bytes, by age. And hence
+eight bytes for a digest: among ten million, one that was never filed meets an equal one once in 10^12
+look-ups, whoever wants it to (the key is secret), and what it then finds is refused like any wrong guess.
+
+A million turns have to fit into a router beside its work. So turns are rows of packed columns (see `filed`),
+keys lead to rows by way of a table without objects (see `digest_index`), and a turn that goes on from another
+takes over its row with the keys that are in the table already: what a long conversation costs with each turn
+is what is new.
 """
 
 import hashlib
-from collections import OrderedDict, deque
+import sys
+from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvloop.core.deadline import Deadlines
-from kvloop.core.handle import LeaseRef
+from kvloop.core.digest_index import DigestIndex
+from kvloop.core.filed import KEY_BYTES, NO_PROMPT, FiledTurn, FiledTurns, Name, Prompt
 from kvloop.core.key import checked_key
+from kvloop.core.order import SlotOrder
 
-KEY_BYTES = 16
+__all__ = [
+    "CONTENT",
+    "KEY_BYTES",
+    "NO_PROMPT",
+    "FiledTurn",
+    "LineageTable",
+    "Match",
+    "Name",
+    "Prompt",
+    "content_keys",
+    "name_key",
+]
+
 CONTENT = "content"  # the kind under which a turn without a name is listed
 MAX_UNITS = (
     4096  # an agent's longest recorded sessions have under 1,000 messages; what is beyond is not filed
 )
-KEY_COST_BYTES = 150  # a dictionary slot and a 16-byte key, and its place in the turn's tuple: measured 146
-TURN_COST_BYTES = 1400  # a turn's own objects, less its handle and names: measured 910; and its lease's: 400
+KEY_COST_BYTES = 30  # in the index, with its head, and in the turn: measured 29
+TURN_COST_BYTES = 700  # a turn's row and its lease's, less its handle and names: measured 650 at most
 MAX_DROPPED_TURNS = 10_000  # of which nobody asked what became of them; their leases expire by themselves
 _CONTENT_PURPOSE = b"kvloop.content"
 _NAME_PURPOSE = b"kvloop.name"
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
-    """What a client calls its conversation. Equal values of different kinds are different names."""
-
-    kind: str
-    value: str
-
-
-class Prompt(NamedTuple):
-    """A turn's prompt, in tokens, and the prefill engine that computed so many of it last, if one did."""
-
-    tokens: int = 0
-    computed_at: str | None = None
-    computed: int = 0
-
-
-NO_PROMPT = Prompt()
-
-
-class FiledTurn(NamedTuple):
-    """A finished turn: decode's opaque handle, the engine that gave it, how many units its request had.
-
-    `lease`: what the handle names, where the router can tell.
-    """
-
-    handle: bytes
-    engine: str
-    tenant: str
-    depth: int
-    expires_ns: int
-    names: tuple[Name, ...] = ()
-    lease: LeaseRef | None = None
-    prompt: Prompt = NO_PROMPT
-
-    @property
-    def held_tokens(self) -> int:
-        """Tokens that decode holds: what the handle says, else those of the prompt."""
-        return self.prompt.tokens if self.lease is None else self.lease.token_count
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """A turn to go on from.
 
     `by` is `content` or the name's kind; `depth` counts the units known to be shared.
@@ -86,16 +66,6 @@ class Match:
     turn: FiledTurn
     by: str
     depth: int
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    serial: str
-    label: str
-    turn: FiledTurn
-    keys: tuple[bytes, ...]
-    cost_bytes: int
-    held: int  # keys that still lead here; at 0 a newer turn has taken them all over
 
 
 def content_keys(key: bytes, root: Sequence[bytes], units: Iterable[bytes]) -> list[bytes]:
@@ -129,7 +99,10 @@ def name_key(key: bytes, tenant: str, model: str, name: Name) -> bytes:
 
 
 class LineageTable:
-    """Filed turns by key, least recently used out first. Times are nanoseconds of one monotonic clock."""
+    """Filed turns by key, least recently used out first. Times are nanoseconds of one monotonic clock.
+
+    Filing is fastest where turns are filed in the order in which they expire, as with one retention for all.
+    """
 
     def __init__(self, max_keys: int, max_bytes: int) -> None:
         """`max_bytes` bounds an estimate of the memory that the table takes."""
@@ -137,21 +110,22 @@ class LineageTable:
             raise ValueError("bounds must be positive")
         self.max_keys = max_keys
         self.max_bytes = max_bytes
-        self._newest: dict[bytes, _Entry] = {}
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._deadlines = Deadlines()
+        self._index = DigestIndex(max_keys)
+        self._turns = FiledTurns()
+        self._by_use = SlotOrder()
+        self._by_expiry = SlotOrder()
         self._dropped: deque[FiledTurn] = deque(maxlen=MAX_DROPPED_TURNS)
-        self._serial = 0
+        self._count = 0
         self._used_bytes = 0
 
     def __len__(self) -> int:
         """Turns that can be found."""
-        return len(self._entries)
+        return self._count
 
     @property
     def key_count(self) -> int:
         """Keys that lead to a turn."""
-        return len(self._newest)
+        return len(self._index)
 
     @property
     def used_bytes(self) -> int:
@@ -166,30 +140,31 @@ class LineageTable:
         The answer: the turns that it supersedes, for nothing leads to them any more.
         """
         self.expire(now_ns)
-        unique = tuple(dict.fromkeys((*content, *names)))
-        if not unique or turn.expires_ns <= now_ns:
+        if not (content or names) or turn.expires_ns <= now_ns:
             self._dropped.append(turn)
             return []
-        label = (content or names)[-1].hex()
-        self._serial += 1
-        names_bytes = sum([len(name.kind) + len(name.value) for name in turn.names])
-        cost_bytes = TURN_COST_BYTES + len(turn.handle) + names_bytes + KEY_COST_BYTES * len(unique)
-        entry = _Entry(str(self._serial), label, turn, unique, cost_bytes, len(unique))
-        superseded: list[FiledTurn] = []
-        newest = self._newest
-        for key in unique:
-            older = newest.get(key)
-            newest[key] = entry
-            if older is not None:
-                older.held -= 1
-                if not older.held:
-                    superseded.append(older.turn)
-                    self._forget(older)
-        self._entries[entry.serial] = entry
-        self._deadlines.set(entry.serial, turn.expires_ns)
-        self._used_bytes += cost_bytes
-        while len(self._newest) > self.max_keys or self._used_bytes > self.max_bytes:
-            self._drop(next(iter(self._entries.values())))
+        keys = b"".join((*names, *content))
+        digests = array("Q", b"".join(content))
+        known, row = self._index.deepest(digests)
+        turns = self._turns
+        older = turns.keys(row)
+        if row and turns.held[row] * KEY_BYTES == len(older) and keys.startswith(older):
+            superseded = [turns[row]]
+            self._used_bytes -= self._cost_bytes(row)
+            self._by_use.to_end(row)
+            self._by_expiry.remove(row)
+        else:
+            row = turns.add()
+            superseded = self._take_over(digests[:known] + array("Q", b"".join(names)), row)
+            self._by_use.append(row)
+            self._count += 1
+        self._index.add(digests[known:], row)
+        turns.held[row] += len(digests) - known
+        turns.set(row, turn, keys)
+        self._put_by_expiry(row)
+        self._used_bytes += self._cost_bytes(row)
+        while len(self._index) > self.max_keys or self._used_bytes > self.max_bytes:
+            self._drop(self._by_use.first)
         return superseded
 
     def find(
@@ -201,85 +176,117 @@ class LineageTable:
         the first name that is known; else the prefix after all.
         """
         self.expire(now_ns)
-        entry, depth = self._longest(content)
-        by = CONTENT
-        if entry is None or depth < entry.turn.depth:
+        depth, row = self._index.deepest(array("Q", b"".join(content)))
+        by, turns = CONTENT, self._turns
+        if names and (not row or depth < turns.depth(row)):
             for name, key in names:
-                named = self._newest.get(key)
-                if named is not None and (entry is None or depth < named.turn.depth):
-                    entry, depth, by = named, depth if named is entry else 0, name.kind
+                named = self._index.find(int.from_bytes(key, sys.byteorder))
+                if named and (not row or depth < turns.depth(named)):
+                    row, depth, by = named, depth if named == row else 0, name.kind
                     break
-        if entry is None:
+        if not row:
             return None
-        self._entries.move_to_end(entry.serial)
-        return Match(entry.turn, by, depth)
+        self._by_use.to_end(row)
+        return Match(turns[row], by, depth)
 
     def turns(self) -> Iterator[tuple[FiledTurn, str]]:
         """Every turn, latest use first, with the hexadecimal digest that it is listed under."""
-        for entry in reversed(self._entries.values()):
-            yield entry.turn, entry.label
+        for row in reversed(self._by_use):
+            yield self._listed(row)
 
     def named(self, kind: str, value: str) -> list[tuple[FiledTurn, str]]:
         """The turns named so, whoever's they are, as `turns` lists them; with the kind `content`, the one
         listed so."""
-        return [(entry.turn, entry.label) for entry in reversed(self._named(kind, value))]
+        return [self._listed(row) for row in reversed(self._named(kind, value))]
 
     def remove(self, kind: str, value: str) -> int:
         """Forget the turns named so; how many that were."""
         found = self._named(kind, value)
-        for entry in found:
-            self._drop(entry)
+        for row in found:
+            self._drop(row)
         return len(found)
 
     def take_dropped(self) -> list[FiledTurn]:
         """The turns that were removed, have expired, or found no room since the last call, each once."""
+        if not self._dropped:
+            return []
         dropped = list(self._dropped)
         self._dropped.clear()
         return dropped
 
     def expire(self, now_ns: int) -> None:
         """Forget what has passed its time."""
-        while (serial := self._deadlines.pop_due(now_ns)) is not None:
-            self._drop(self._entries[serial])
+        expires_ns, order = self._turns.expires_ns, self._by_expiry
+        while expires_ns[row := order.first] <= now_ns:
+            self._drop(row)
 
     def check_integrity(self) -> None:
         """AssertionError where the books do not balance."""
-        held: dict[str, int] = dict.fromkeys(self._entries, 0)
-        for key, entry in self._newest.items():
-            assert self._entries.get(entry.serial) is entry, "a key leads to a forgotten turn"
-            assert key in entry.keys, "a key leads to a turn that does not have it"
-            held[entry.serial] += 1
-        for serial, entry in self._entries.items():
-            assert entry.held == held[serial] > 0, "a turn miscounts its keys, or cannot be found"
-            assert serial in self._deadlines, "a turn that never expires"
-        assert len(self._deadlines) == len(self._entries)
-        assert self._used_bytes == sum(entry.cost_bytes for entry in self._entries.values())
+        turns, rows = self._turns, list(self._by_use)
+        held = dict.fromkeys(rows, 0)
+        for digest, row in self._index:
+            assert row in held, "a key leads to a forgotten turn"
+            assert digest in array("Q", turns.keys(row)), "a key leads to a turn that does not have it"
+            held[row] += 1
+        for row in rows:
+            assert turns.held[row] == held[row] > 0, "a turn miscounts its keys, or cannot be found"
+        by_expiry = list(self._by_expiry)
+        assert len(rows) == len(by_expiry) == self._count
+        assert sorted(rows) == sorted(by_expiry), "a turn that never expires"
+        assert by_expiry == sorted(by_expiry, key=lambda row: turns.expires_ns[row])
+        assert self._used_bytes == sum(self._cost_bytes(row) for row in rows)
         assert self.key_count <= self.max_keys
         assert self._used_bytes <= self.max_bytes
-        self._deadlines.check_integrity()
+        for part in (self._index, self._by_use, self._by_expiry):
+            part.check_integrity()
 
-    def _named(self, kind: str, value: str) -> list[_Entry]:
-        return [
-            entry
-            for entry in self._entries.values()
-            if (entry.label == value if kind == CONTENT else Name(kind, value) in entry.turn.names)
-        ]
+    def _named(self, kind: str, value: str) -> list[int]:
+        turns = self._turns
+        if kind == CONTENT:
+            return [row for row in self._by_use if self._label(row) == value]
+        return [row for row in self._by_use if (kind, value) in turns.names(row)]
 
-    def _longest(self, content: Sequence[bytes]) -> tuple[_Entry | None, int]:
-        for depth in range(len(content), 0, -1):
-            entry = self._newest.get(content[depth - 1])
-            if entry is not None:
-                return entry, depth
-        return None, 0
+    def _listed(self, row: int) -> tuple[FiledTurn, str]:
+        return self._turns[row], self._label(row)
 
-    def _drop(self, entry: _Entry) -> None:
-        for key in entry.keys:
-            if self._newest.get(key) is entry:
-                del self._newest[key]
-        self._dropped.append(entry.turn)
-        self._forget(entry)
+    def _label(self, row: int) -> str:
+        return self._turns.keys(row)[-KEY_BYTES:].hex()
 
-    def _forget(self, entry: _Entry) -> None:
-        del self._entries[entry.serial]
-        self._deadlines.discard(entry.serial)
-        self._used_bytes -= entry.cost_bytes
+    def _cost_bytes(self, row: int) -> int:
+        own_bytes, keys_bytes = self._turns.own_bytes(row)
+        return TURN_COST_BYTES + own_bytes + keys_bytes // KEY_BYTES * KEY_COST_BYTES
+
+    def _take_over(self, digests: "array[int]", row: int) -> list[FiledTurn]:
+        """Let keys lead to `row` that may lead to other turns: those that nothing leads to any more."""
+        superseded: list[FiledTurn] = []
+        put, held = self._index.put, self._turns.held
+        for digest in digests:
+            older = put(digest, row)
+            if older == row:
+                continue
+            held[row] += 1
+            if older:
+                held[older] -= 1
+                if not held[older]:
+                    superseded.append(self._turns[older])
+                    self._forget(older)
+        return superseded
+
+    def _put_by_expiry(self, row: int) -> None:
+        expires_ns, order = self._turns.expires_ns, self._by_expiry
+        before, after, mine_ns = order.last, 0, expires_ns[row]
+        while before and expires_ns[before] > mine_ns:
+            before, after = order.before(before), before
+        order.insert(row, after)
+
+    def _drop(self, row: int) -> None:
+        self._index.drop(array("Q", self._turns.keys(row)), row)
+        self._dropped.append(self._turns[row])
+        self._forget(row)
+
+    def _forget(self, row: int) -> None:
+        self._used_bytes -= self._cost_bytes(row)
+        self._by_use.remove(row)
+        self._by_expiry.remove(row)
+        self._turns.remove(row)
+        self._count -= 1

@@ -128,24 +128,22 @@ class Placement:
         self, role: str, known: str | None, eligible: Eligible, excluded: Collection[str]
     ) -> list[Load]:
         """Engines that may be asked, going round, and the known one wherever it stands."""
-
         suits, usable = eligible
-
-        def may_be_asked(name: str) -> bool:
-            return name not in excluded and usable(name) and suits(name)
-
         engines = self._roles[role]
         count = len(engines)
         found: list[Load] = []
+        names: list[str] = []
         start = self._turned[role]
         for place in range(start, start + count):
             load = engines[place % count]
-            if may_be_asked(load.name):
+            name = load.name
+            if usable(name) and suits(name) and name not in excluded:
                 found.append(load)
+                names.append(name)
                 if len(found) == WINDOW:
                     break
-        if known is None or any(load.name == known for load in found):
+        if known is None or known in names or (role, known) not in self._members:
             return found
-        if (role, known) in self._members and may_be_asked(known):
+        if known not in excluded and usable(known) and suits(known):
             found.append(self._loads[known])
         return found
