@@ -80,6 +80,8 @@ def why_not(generation: Generation) -> str | None:
         return "endpoint"
     if not generation.stream:
         return "stream"
+    if generation.alone is not None and generation.alone in generation.fields:
+        return generation.alone
     fields = generation.fields
     for name, raw in fields.items():
         if name not in SENT and name not in _DROPPED:

@@ -130,8 +130,17 @@ class RestFilter(HandleFilter):
         return {**told, "token_ids": ids if self._keep else None}
 
     def _usage(self, event: Event) -> dict[str, Any]:
-        said = (event.usage or {}).get("completion_tokens")
-        usage = usage_of(self._prompt_tokens, self._before + (said if isinstance(said, int) else 0))
+        """The whole turn's counts. What the prompt was made of is this engine's word: the other's is lost."""
+        said = event.usage or {}
+        count = said.get("completion_tokens")
+        usage: dict[str, Any] = {
+            **usage_of(self._prompt_tokens, self._before + (count if isinstance(count, int) else 0))
+        }
+        if isinstance(details := said.get("prompt_tokens_details"), dict):
+            cached = details.get("cached_tokens")
+            usage["prompt_tokens_details"] = details
+            if isinstance(cached, int):
+                usage["prompt_tokens_details"] = details | {"cached_tokens": min(cached, self._prompt_tokens)}
         if event.system_fingerprint is None:
             return {"usage": usage}
         return {"usage": usage, "system_fingerprint": event.system_fingerprint}

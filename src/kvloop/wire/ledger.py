@@ -10,10 +10,10 @@ event is the overlap: the next engine makes it again, and it counts only if it i
 letter for letter. Where ids come several at a time no event tells whether its last id's text is whole, and
 the last event but one is taken: should text have been missing there, the overlap does not come out the same.
 
-Nothing is decoded while all is well. Events are kept as they came, a few dozen of them; then those that
-consist of nothing but text and one id each are counted off, and only their ids are kept, as the digits and
-commas that they came in. An engine is not to be trusted: ids are digits, their number and size are bounded,
-and whatever is not understood makes the answer one that cannot be gone on from.
+An event of nothing but text and one id is known by its shape, and only its id is kept, as the digits that it
+came in (`said`). Any other is kept as it came, and decoded when there are some, or when it comes to it. An
+engine is not to be trusted: ids are digits, their number and size are bounded, and whatever is not understood
+makes the answer one that cannot be gone on from.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,6 @@ _KEPT_EVENTS = 32  # as they came, between two times that they are counted off
 _KEPT_BYTES = 64 * 1024
 _DIGITS = b"0123456789,"
 _DONE = b"\ndata: [DONE]"
-_PLAIN = {  # by what begins its text: what follows the text of an event that is nothing but text and ids
-    b'"delta":{"content":"': b'"},"logprobs":null,"finish_reason":null,"token_ids":[',
-    b'"text":"': b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,'
-    b'"token_ids":[',
-}
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]
 IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(list[Id])
@@ -101,7 +96,7 @@ class Ledger:
         self._charge = charge
         self._charged = 0
         self._events: list[bytes] = []
-        self._new_ids: list[bytes] = []
+        self._said: list[bytes] = []
         self._held_bytes = 0
         self._last_said = 0  # so many of the overlap's ids came with its text
 
@@ -127,18 +122,32 @@ class Ledger:
             return
         self.prompt = prompt
 
-    def add(self, lines: bytes, ids: list[bytes]) -> None:
-        """Whole lines that go to the client, with the ids that stood in them, one entry for each event."""
+    def said(self, number: bytes) -> None:
+        """An event of some text and one id goes to the client: the id."""
+        if self._events:
+            self.settle()
+        if self.lost:
+            return
+        if self.overlap_ids:
+            self._can_go_on(len(self.overlap_ids))
+        self._said.append(number)
+        if len(self._said) >= _KEPT_EVENTS:
+            self._count_off()
+
+    def add(self, lines: bytes) -> None:
+        """Other whole lines go to him."""
+        if self._said:
+            self._count_off()
         if self.lost:
             return
         self._events.append(lines)
-        self._new_ids += ids
         self._held_bytes += len(lines)
         if self.head is None or len(self._events) >= _KEPT_EVENTS or self._held_bytes > _KEPT_BYTES:
-            self._count_off()
+            self.settle()
 
     def settle(self) -> None:
         """Read what is still kept as it came: from here on the fields are right."""
+        self._count_off()
         lines = b"".join(self._events)
         self.open_event = not lines.endswith(b"\n\n") if lines else self.open_event
         self._forget_events()
@@ -185,29 +194,15 @@ class Ledger:
         self.overlap, self._last_said = "", 0
 
     def _count_off(self) -> None:
-        """Keep only the ids of what has come, if all of it was text with an id each."""
-        lines, ids = b"".join(self._events), b",".join(self._new_ids)
-        events = len(self._new_ids)
-        plain = (
-            not self.overlap_ids
-            and not ids.translate(None, _DIGITS)
-            and ids.count(b",") == events - 1
-            and b"" not in self._new_ids
-            and lines.count(b"\n") == 2 * events
-            and any(
-                lines.count(begins) == events == lines.count(ends) and begins + b'"' not in self._events[-1]
-                for begins, ends in _PLAIN.items()
-            )
-        )
-        if self.head is None or not plain or not self._keeps(len(ids) + 1):
-            self.settle()
-            return
-        self.ids += b"," + ids if self.ids else ids
-        self._forget_events()
+        said, self._said = b",".join(self._said), []
+        if said and not self._keeps(len(said) + 1):
+            self.lose()
+        elif said:
+            self.ids += b"," + said if self.ids else said
 
     def _forget_events(self) -> None:
         self._events.clear()
-        self._new_ids.clear()
+        self._said.clear()
         self._held_bytes = 0
 
     def _read(self, data: bytes) -> None:

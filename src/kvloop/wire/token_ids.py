@@ -5,7 +5,9 @@ there would be a null:
 
     data: {...,"choices":[{"index":0,"delta":{"content":" a"},...,"finish_reason":null,"token_ids":[264]}]}
 
-The client gets the null, and with it byte for byte the stream that he would have got. The array cannot be
+The client gets the null, and with it byte for byte the stream that he would have got. Nearly all chunks of a
+stream differ in their text and their id alone: what they have in common is learned from the first, and a read
+that begins and ends with it is dealt with by its ends. The array cannot be
 taken for anything that the model says: inside a JSON string the quotation marks would be escaped. Where a
 parser holds text back the engine sends chunks of nothing but ids, and those go no further.
 
@@ -27,6 +29,12 @@ _KEY = b'"token_ids":['
 _NULL = b'"token_ids":null'
 _PROMPT = re.compile(rb'"prompt_token_ids":\[([0-9,]*)\]')
 _PROMPT_NULL = b'"prompt_token_ids":null'
+_TEXT = (b'"index":0,"delta":{"content":"', b'"index":0,"text":"')
+_QUIET = (
+    b'"},"logprobs":null,"finish_reason":null,',
+    b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,',
+)
+_MAX_DIGITS = 10
 _EMPTY = b'"delta":{},"logprobs":null,"finish_reason":null,'
 _ERROR = re.compile(rb'^data:\s*(\{"error":.*)$', re.MULTILINE)
 _SERVER_ERROR = 500
@@ -59,6 +67,49 @@ class TokenIdsFilter(HandleFilter):
         self.ledger = ledger
         self._keep = keep
         self._begun = False
+        self._start = b"\n"  # of the stream's plain chunks, up to the text; of none as yet
+        self._quiet = self._tail = b""  # between their text and their id, and after it
+
+    def feed(self, data: bytes) -> bytes:
+        """What may go on to the client now that `data` has come."""
+        if not data.startswith(self._start) or self._held or self._drop_blank or self.failed is not None:
+            return super().feed(data)
+        if data.find(b"\n") + 2 == len(data):
+            one = self._plain(data)
+            return super().feed(data) if one is None else one
+        if not data.endswith(b"\n\n"):
+            return super().feed(data)
+        passed: list[bytes] = []
+        for event in data[:-2].split(b"\n\n"):
+            whole = event + b"\n\n"
+            plain = self._plain(whole) if event.startswith(self._start) else None
+            passed.append(super().feed(whole) if plain is None else plain)
+        return b"".join(passed)
+
+    def _plain(self, event: bytes) -> bytes | None:
+        """An event as the client gets it, if it has a text and one id, and is else like its like."""
+        at = event.rfind(_KEY)
+        end = at - len(self._quiet)
+        number = event[at + len(_KEY) : -len(self._tail)]
+        if (
+            end > len(self._start)
+            and number.isdigit()
+            and len(number) <= _MAX_DIGITS
+            and event.startswith(self._quiet, end)
+            and event.endswith(self._tail)
+        ):
+            self.ledger.said(number)
+            return event if self._keep else event[:at] + _NULL + self._tail[1:]
+        return None
+
+    def _learn(self, event: bytes) -> None:
+        """What plain chunks look like, of one that may be one."""
+        at = event.rfind(_KEY)
+        for text, quiet in zip(_TEXT, _QUIET, strict=True):
+            start = event.find(text)
+            if start > 0 and event.endswith(quiet, 0, at) and event.count(b"\n") == 2:
+                self._start, self._quiet = event[: start + len(text)], quiet
+                self._tail = event[event.index(b"]", at) :]
 
     @property
     def whole(self) -> bool:
@@ -85,19 +136,10 @@ class TokenIdsFilter(HandleFilter):
                     lines = _PROMPT.sub(_PROMPT_NULL, lines, 1)
         if b'{"error":' in lines:
             lines = self._before_error(lines)
-        first, *rest = lines.split(_KEY)
-        if len(rest) == 1:
-            ids, _, left = rest[0].partition(b"]")
-            ledger.add(lines, [ids])
-            if self._keep:
-                return lines
-            if first.endswith(_EMPTY):
-                return self._without_ids(lines)
-            return first + _NULL + left
-        ledger.add(lines, [one.partition(b"]")[0] for one in rest])
-        if self._keep or not rest:
-            return lines
-        return self._without_ids(lines)
+        ledger.add(lines)
+        if self._begun and not self._tail and lines.startswith(b"data:") and _KEY in lines:
+            self._learn(lines)
+        return lines if self._keep or _KEY not in lines else self._without_ids(lines)
 
     def _without_ids(self, lines: bytes) -> bytes:
         """Whole lines without their ids, and without the events that have nothing else."""
