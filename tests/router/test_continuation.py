@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvloop.router.config import Limits
+from kvloop.router.config import Choice, Limits
 from tests.router.fake_engine import Answer, Asked, json_answer, prefill_plan, stream_answer
 from tests.router.harness import HELLO, Stack, in_loop, post, raw_client, stack, until
 from tests.router.token_engine import (
@@ -167,6 +167,22 @@ async def test_what_is_asked_for() -> None:
 
 
 @in_loop
+async def test_another_engine() -> None:
+    """The rest is asked of another engine than the one that broke off; of that one if there is no other."""
+    speaker = Speaker()
+    for others in (2, 0):
+        async with stack(decode=[speaker.plan()] * (1 + others), choice=Choice()) as router:
+            for _ in range(4):
+                first_dies(router, speaker.dies(2000), speaker.plan())
+                for engine in router.decode:
+                    engine.asked.clear()
+                assert (await ask(router, CHAT[0], request(CHAT[1]))).text == speaker.text
+                assert [len(engine.asked) for engine in router.decode if engine.asked] == (
+                    [1, 1] if others else [2]
+                )
+
+
+@in_loop
 async def test_next_turn_reads_back() -> None:
     """The handle of the rest is filed for the conversation."""
     speaker = Speaker()
@@ -276,6 +292,38 @@ async def test_client_gone() -> None:
             await client.reader.readuntil(b'"role"')
         await asyncio.sleep(0.05)
         assert len(asked_of(router)) == 1
+
+
+@in_loop
+async def test_slow_client_stops_the_second_engine() -> None:
+    """While a client reads nothing, the engine that goes on stands still, too; then all arrives."""
+    speaker, written = Speaker(text="x" * 64 * 1024 * 400, width=64 * 1024), 0
+
+    class Counting(list[Any]):
+        def __iter__(self) -> Any:
+            nonlocal written
+            for one in super().__iter__():
+                yield one
+                written += 1
+
+    def counted(asked: Asked) -> Answer:
+        return Answer(content_type="text/event-stream", pieces=Counting(speaker.answer(asked)))
+
+    async with (
+        stack(prefill=[], decode=[speaker.plan(), speaker.plan()]) as router,
+        raw_client(router.port) as client,
+    ):
+        first_dies(router, speaker.dies(100_000), counted)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(post(request(CHAT[1])))
+        await until(lambda: written > 10)
+        before = -1
+        while written != before:
+            before = written
+            await asyncio.sleep(0.2)
+        assert written < 400  # 25 MB are more than all the sockets' buffers on the way
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert read((await client.answer())[2]).text == speaker.text
 
 
 @in_loop

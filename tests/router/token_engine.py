@@ -48,8 +48,10 @@ class Speaker:
         held = b""
         groups = [left[start : start + self.several] for start in range(0, len(left), self.several)]
         for number, group in enumerate(groups):
-            held += b"".join(piece for _, piece in group)
-            text, held = whole_text(held, last=number == len(groups) - 1)
+            text = ""
+            for one, piece in group:
+                more, held = whole_text(held + piece, last=number == len(groups) - 1 and one == group[-1][0])
+                text += more
             said: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
             named = [one for one, _ in group] if ids else None
             event = chunk(chat, said, finish if number == len(groups) - 1 else None, named, True)
