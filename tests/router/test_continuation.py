@@ -23,6 +23,7 @@ from tests.router.token_engine import (
 CHAT = ("/v1/chat/completions", {"messages": [HELLO]})
 TEXT = ("/v1/completions", {"prompt": "Say it."})
 USAGE = {"include_usage": True}
+ONE_FIRST = Choice("tests.router.one_first:OneFirst")
 apis = pytest.mark.parametrize(("path", "prompt"), [CHAT, TEXT], ids=["chat", "completions"])
 
 
@@ -171,7 +172,7 @@ async def test_another_engine() -> None:
     """The rest is asked of another engine than the one that broke off; of that one if there is no other."""
     speaker = Speaker()
     for others in (2, 0):
-        async with stack(decode=[speaker.plan()] * (1 + others), choice=Choice()) as router:
+        async with stack(decode=[speaker.plan()] * (1 + others), choice=ONE_FIRST) as router:
             for _ in range(4):
                 first_dies(router, speaker.dies(2000), speaker.plan())
                 for engine in router.decode:
