@@ -171,7 +171,7 @@ async def test_what_is_asked_for() -> None:
 async def test_another_engine() -> None:
     """The rest is asked of another engine than the one that broke off; of that one if there is no other."""
     speaker = Speaker()
-    for others in (2, 0):
+    for others in (1, 0):
         async with stack(decode=[speaker.plan()] * (1 + others), choice=ONE_FIRST) as router:
             for _ in range(4):
                 first_dies(router, speaker.dies(2000), speaker.plan())
@@ -329,13 +329,18 @@ async def test_slow_client_stops_the_second_engine() -> None:
 
 @in_loop
 async def test_switched_off() -> None:
-    """Without it nothing is asked for, and a broken stream ends with an error event."""
+    """Without it, or where the prompt's ids might be too long an event, nothing is asked for, and a broken
+    stream ends with an error event."""
     speaker = Speaker()
     async with stack(decode=[speaker.dies(2000), speaker.plan()], continue_streams=False) as router:
         first_dies(router, speaker.dies(2000), speaker.plan())
         got = await ask(router, CHAT[0], request(CHAT[1]))
         assert (got.errors, got.done) == (1, False)
         assert all("return_token_ids" not in one.body for engine in router.decode for one in engine.asked)
+    async with stack(decode=[speaker.plan()], limits=Limits(max_event_bytes=4000)) as router:
+        for words, asked in ((1, True), (200, False)):
+            await ask(router, CHAT[0], request({"messages": [HELLO] * words}))
+            assert ("return_token_ids" in router.decode[0].asked[-1].body) == asked
 
 
 @in_loop

@@ -34,6 +34,7 @@ from kvloop.wire.sse import HandleFilter
 from kvloop.wire.token_ids import ASKED, TokenIdsFilter, asks_for_ids
 
 MAX_RESTS = 2  # engines that are asked to go on with one answer
+MAX_ID_BYTES = 8  # of a prompt's ids, which come in one event, for each byte of the request that it came from
 
 Serve = Callable[[Run], Awaitable[None]]
 
@@ -61,7 +62,8 @@ class Continuation:
 
     def follows(self, generation: Generation) -> bool:
         """Whether decode is asked for the tokens of its answer to this request."""
-        return self._enabled and why_not(generation) is None
+        fits = len(generation.raw) * MAX_ID_BYTES <= self._max_event_bytes
+        return self._enabled and fits and why_not(generation) is None
 
     def asked(self, run: Run, body: bytes) -> bytes:
         """The decode hop's body as it is sent."""
@@ -71,13 +73,11 @@ class Continuation:
 
     def filter(self, run: Run) -> HandleFilter:
         """What a stream of decode's goes through, fresh."""
-        endpoint = run.generation.endpoint
         if run.rest is not None:
-            keep = run.opened.continues is not None and asks_for_ids(run.opened.continues)
-            endpoint = run.opened.continues.endpoint if run.opened.continues is not None else endpoint
-            return RestFilter(self._max_event_bytes, run.rest, endpoint, keep=keep)
+            first = run.opened.continues or run.generation
+            return RestFilter(self._max_event_bytes, run.rest, first.endpoint, keep=asks_for_ids(first))
         if not run.follows:
-            return stream_filter(endpoint, self._max_event_bytes, run.opened.previous_id)
+            return stream_filter(run.generation.endpoint, self._max_event_bytes, run.opened.previous_id)
         self.forget(run)
         run.ledger = Ledger(self._charge)
         return TokenIdsFilter(self._max_event_bytes, run.ledger, keep=asks_for_ids(run.generation))
@@ -144,9 +144,6 @@ class Continuation:
         def suits(name: str) -> bool:
             return self._models.serves(name, generation.model)
 
-        def lives(name: str) -> bool:
-            return name not in dead and suits(name)
-
         def choose_prefill(excluded: Collection[str]) -> str | None:
             return self._fleet.choose_prefill(progress.ask, excluded, suits)
 
@@ -156,7 +153,7 @@ class Continuation:
                 engine = self._fleet.choose_decode(progress.ask, prefill, set(excluded) - dead, True, suits)
             return engine
 
-        ways = self._fleet.choose(ask, lives)
+        ways = self._fleet.choose(ask, suits)
         return Run(
             request_id=run.request_id,
             request=run.request,
