@@ -47,6 +47,12 @@ def test_return() -> None:
     assert one.route is Route.RETURN
 
 
+def test_failed_before() -> None:
+    """A decode engine that failed the turn before it began is not asked."""
+    one = Turn(lambda _: None, lambda _, excluded, __: min({"d", "e"} - set(excluded)), None, None, ("d",))
+    assert one.start() == AskDecode("e", ALONE)
+
+
 @pytest.mark.parametrize(("handle", "returned"), [(HANDLE, 0), (None, 0), (None, None)])
 def test_recompute(handle: bytes | None, returned: int | None) -> None:
     """A turn without a handle, or whose handle brought nothing, is recomputed."""

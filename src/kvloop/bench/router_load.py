@@ -117,7 +117,7 @@ def chat_body(load: Load) -> bytes:
         {"role": "system", "content": f"{STAMP} You are helpful."},
         {"role": "user", "content": text},
     ]
-    body: dict[str, object] = {"model": "m", "messages": messages, "temperature": 0.7}
+    body: dict[str, object] = {"model": "m", "messages": messages, "temperature": 0}
     body["max_tokens"] = load.tokens
     if load.stream:
         body["stream"] = True

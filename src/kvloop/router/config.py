@@ -25,6 +25,7 @@ class Limits:
     max_event_bytes: int = 8 * _MIB  # one line of a stream
     max_responses: int = 20_000  # of the Responses API, to go on from
     max_response_bytes: int = 256 * _MIB  # all of them together, with their conversations
+    max_continuation_bytes: int = 256 * _MIB  # tokens of all the streams that can be gone on with
     max_conversation_keys: int = 400_000
     max_conversation_bytes: int = 128 * _MIB
 
@@ -143,6 +144,7 @@ class RouterConfig:
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
     return_enabled: bool = True
+    continue_streams: bool = True
     drain_delay_s: float = 0.0  # between /health's saying so and the end of taking requests
     prefill_timeout_s: float = 300.0
     retention_s: float = 480.0  # decoder_kv_blocks_ttl: a handle is worth nothing after it

@@ -116,13 +116,13 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._full = True
         if self._response is not None:
-            self._response.on_pause()
+            self._response.pause()
 
     def resume_writing(self) -> None:
         self._full = False
         self._taken_s = self._loop.time()
         if self._response is not None:
-            self._response.on_resume()
+            self._response.resume()
         self._advance()
 
     def _advance(self) -> None:

@@ -97,6 +97,13 @@ def _add_turns(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
         help="read earlier turns back from decode, or compute every prompt on prefill (default: %(default)s)",
     )
     parser.add_argument(
+        "--continue-streams",
+        action=argparse.BooleanOptionalAction,
+        default=default.continue_streams,
+        help="let another engine go on with a stream whose engine dies, where the request allows it "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
         "--tenant-header",
         metavar="NAME",
         default=default.tenant_header,
@@ -163,6 +170,7 @@ def from_args(namespace: argparse.Namespace, api_key: str | None = None) -> Rout
         port=namespace.port,
         admin_host=namespace.admin_host,
         admin_port=namespace.admin_port,
+        continue_streams=namespace.continue_streams,
         return_enabled=namespace.return_mode == "on",
         drain_delay_s=namespace.drain_delay_s,
         prefill_timeout_s=namespace.prefill_timeout_s,
@@ -218,6 +226,7 @@ _BOUND_HELP = {
     "max_answer_bytes": "a JSON answer; more is answered with 502",
     "max_event_bytes": "one event of a stream",
     "response_age_s": "a response is kept after its last use, to go on from",
+    "max_continuation_bytes": "memory for the tokens of streams that another engine could go on with",
     "max_responses": "responses that are kept to go on from",
     "max_response_bytes": "memory for the responses that are kept",
     "max_conversation_keys": "message prefixes and names that are remembered",

@@ -48,6 +48,9 @@ class Metrics:
         )
         self.filed = self._counter("handles_filed", "Handles taken out of answers and filed")
         self.cut = self._counter("answers_cut", "Answers that broke off after their first byte", "side")
+        self.continued = self._counter(
+            "streams_continued", "Answers that broke off, by what became of going on with them", "outcome"
+        )
         self.gone = self._counter("clients_gone", "Requests whose client left before the answer was whole")
         seconds = Histogram(
             "kvloop_router_first_byte_seconds",

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from kvloop.router.engine import Engine
 from kvloop.router.headers import hop
 from kvloop.router.upstream import EngineFailureError, Head
-from kvloop.wire.models import listed_models
+from kvloop.wire.models import listed_models, model_lengths
 
 logger = logging.getLogger("kvloop.router")
 
@@ -30,6 +30,7 @@ class Models:
         self._engines = engines
         self._interval_s = interval_s
         self._served: dict[str, frozenset[str]] = {}
+        self._lengths: dict[str, int] = {}
         self._reading: asyncio.Task[None] | None = None
         self._read_s = float("-inf")
 
@@ -37,6 +38,10 @@ class Models:
         """Whether an engine serves a model, as far as is known; all ranks of a server serve the same."""
         served = self._served.get(engine_name.partition("#")[0])
         return served is None or model in served
+
+    def max_model_len(self, model: str) -> int | None:
+        """How many tokens a prompt and its answer may have together, where an engine has said so."""
+        return self._lengths.get(model)
 
     async def is_served(self, model: str, engine_names: Collection[str], lines: bytes) -> bool:
         """Whether one of these engines serves a model; where none is known to, they are asked first.
@@ -59,11 +64,14 @@ class Models:
         answers = await asyncio.gather(*[_ask(engine, lines) for engine in engines])
         for gone in self._served.keys() - {engine.url for engine in engines}:
             del self._served[gone]
+        lengths: dict[str, int] = {}
         for engine, answer in zip(engines, answers, strict=True):
             if answer is not None and answer[0].status == 200 and self._interval_s:
                 served = listed_models(answer[1])
                 if served is not None:
                     self._served[engine.url] = served
+                    lengths |= model_lengths(answer[1])
+        self._lengths = lengths or self._lengths
         return [answer for answer in answers if answer is not None]
 
     @contextlib.asynccontextmanager

@@ -17,11 +17,15 @@ from kvloop.wire.refusal import unknown_model
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A request that can be served. `thread`: a response's conversation, None for other endpoints."""
+    """A request that can be served. `thread`: a response's conversation, None for other endpoints.
+
+    `continues`: the request whose answer this one is to go on with.
+    """
 
     generation: Generation
     lookup: Lookup
     thread: Thread | None = None
+    continues: Generation | None = None
 
     @property
     def previous_id(self) -> str | None:

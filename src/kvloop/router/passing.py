@@ -144,8 +144,7 @@ class _Relay:
     async def run(self, head: Head) -> bool:
         """Pass the answer on. False if it broke off, which the client has to see: end his connection."""
         length = head.get(b"content-length")
-        self._response.on_pause = self._connection.pause
-        self._response.on_resume = self._connection.resume
+        self._response.paced_by(self._connection.pause, self._connection.resume)
         self._response.start(head.status, returned(head), int(length) if length else None)
         self._response.write(b"")  # its body may be long in coming
         self._connection.attach(self)

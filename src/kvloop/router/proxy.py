@@ -10,17 +10,20 @@ import logging
 from collections.abc import Collection
 from functools import partial
 
-from kvloop.core.decision import DECODE, PREFILL, Route
+from kvloop.core.decision import DECODE, PREFILL
 from kvloop.router.backoff import Backoff
-from kvloop.router.belief import Beliefs, size_of
+from kvloop.router.belief import size_of
 from kvloop.router.config import RouterConfig
+from kvloop.router.continuation import Continuation
 from kvloop.router.conversations import Conversations
 from kvloop.router.engine import Engine, useless
-from kvloop.router.explain import Explanations
 from kvloop.router.fleet import Fleet
 from kvloop.router.headers import REQUEST_ID, forwarded, hop, request_id, returned
 from kvloop.router.metrics import Metrics
+from kvloop.router.models import Models
 from kvloop.router.opening import Opened, Opening
+from kvloop.router.outcome import NS_PER_S, Outcome
+from kvloop.router.pool import Exchange
 from kvloop.router.relay import StreamRelay
 from kvloop.router.request import Request
 from kvloop.router.response import Response
@@ -28,14 +31,12 @@ from kvloop.router.retain import without_retention
 from kvloop.router.run import Run
 from kvloop.router.turn import AskDecode, AskPrefill, Failure, GiveUp, Step, Turn
 from kvloop.router.upstream import EngineFailureError, Head
-from kvloop.wire.answers import read_answer, stream_filter
+from kvloop.wire.answers import read_answer
 from kvloop.wire.openai import ALONE, Endpoint, decode_body, prefill_body, read_prefill_answer
 from kvloop.wire.refusal import RequestError
 from kvloop.wire.report import read_report
 
 logger = logging.getLogger("kvloop.router")
-
-_NS_PER_S = 1_000_000_000
 
 
 class Proxy:
@@ -48,16 +49,18 @@ class Proxy:
         conversations: Conversations,
         metrics: Metrics,
         opening: Opening,
+        models: Models,
     ) -> None:
         self._config = config
         self._fleet = fleet
         self._conversations = conversations
         self._metrics = metrics
-        self._beliefs = Beliefs()
         self._opening = opening
         self._backoff = Backoff()
         self._loop = asyncio.get_running_loop()
-        self.explanations = Explanations(config.choice.explain_log_every)
+        self._outcome = Outcome(config, fleet, conversations, metrics)
+        self._continuation = Continuation(config, fleet, models, metrics, self._outcome, self._steps)
+        self.explanations = self._outcome.explanations
 
     async def generate(self, endpoint: Endpoint, request: Request, response: Response) -> None:
         """Answer one request, whatever it takes."""
@@ -76,24 +79,28 @@ class Proxy:
 
     async def _serve(self, run: Run) -> None:
         try:
-            step: Step | None = run.turn.start()
-            while step is not None:
-                if isinstance(step, AskPrefill):
-                    step = await self._prefill(run, step)
-                elif isinstance(step, AskDecode):
-                    if run.turn.repeats:
-                        await self._backoff.pause()
-                    step = await self._decode(run, step)
-                else:
-                    self._give_up(run, step)
-                    step = None
+            await self._steps(run)
         except asyncio.CancelledError:
             self._metrics.gone.inc()
             raise
         finally:
             run.progress.close(self._fleet.clock_ns())
-            self._end_use(run)
+            self._outcome.end_use(run)
+            self._continuation.forget(run)
         self._metrics.answered(run.turn.route, run.response.status)
+
+    async def _steps(self, run: Run) -> None:
+        step: Step | None = run.turn.start()
+        while step is not None:
+            if isinstance(step, AskPrefill):
+                step = await self._prefill(run, step)
+            elif isinstance(step, AskDecode):
+                if run.turn.repeats:
+                    await self._backoff.pause()
+                step = await self._decode(run, step)
+            else:
+                self._give_up(run, step)
+                step = None
 
     def _run(
         self, identifier: bytes, request: Request, response: Response, opened: Opened, lines: bytes
@@ -102,11 +109,11 @@ class Proxy:
         match = lookup.match if self._config.return_enabled else None
         self._metrics.looked_up(match.by if match else "none")
         if lookup.gap_ns is not None:
-            self._metrics.gap.observe(lookup.gap_ns / _NS_PER_S)
+            self._metrics.gap.observe(lookup.gap_ns / NS_PER_S)
         if generation.alone:
             self._metrics.alone.labels(generation.alone).inc()
         size = size_of(generation)
-        ask = self._beliefs.ask(generation, size, match)
+        ask = self._outcome.beliefs.ask(generation, size, match)
         suits = partial(self._opening.suits, opened)
         ways = [] if generation.alone else self._fleet.choose(ask, suits)
         progress = self._fleet.progress(ask)
@@ -135,6 +142,7 @@ class Proxy:
             lines=lines,
             began_ns=self._fleet.clock_ns(),
             use=self._conversations.use(lookup),
+            follows=self._continuation.follows(generation),
         )
 
     async def _prefill(self, run: Run, step: AskPrefill) -> Step | None:
@@ -142,7 +150,7 @@ class Proxy:
         if engine is None:
             return run.turn.prefill_failed(Failure.UNREACHED)
         body = prefill_body(run.generation, step.handle, run.lookup.salt)
-        parts = hop(engine, "POST", run.request.path, run.lines, body)
+        parts = hop(engine, "POST", run.path, run.lines, body)
         run.progress.sent_prefill(
             step.engine, with_handle=step.handle is not None, now_ns=self._fleet.clock_ns()
         )
@@ -177,8 +185,8 @@ class Proxy:
         if engine is None:
             return run.turn.decode_failed(Failure.UNREACHED)
         handover = without_retention(step.handover) if run.lookup.keep_ns == 0 else step.handover
-        body = decode_body(run.generation, handover, run.lookup.salt)
-        parts = hop(engine, "POST", run.request.path, run.lines, body)
+        body = self._continuation.asked(run, decode_body(run.generation, handover, run.lookup.salt))
+        parts = hop(engine, "POST", run.path, run.lines, body)
         run.progress.sent_decode(step.engine, whole=step.handover is ALONE, now_ns=self._fleet.clock_ns())
         try:
             with engine.slot():
@@ -186,33 +194,36 @@ class Proxy:
                 try:
                     if exchange.head.status < 500:
                         engine.answered()
-                    if exchange.head.status == 200 and exchange.head.get(b"content-type").lower().startswith(
-                        b"text/event-stream"
-                    ):
-                        relay = StreamRelay(
-                            exchange.connection,
-                            run.response,
-                            returned(exchange.head),
-                            stream_filter(
-                                run.generation.endpoint,
-                                self._config.limits.max_event_bytes,
-                                run.opened.previous_id,
-                            ),
-                            partial(self._before_first_event, run),
-                            partial(self._file, run, engine),
-                            partial(self._opening.keep, run.opened),
-                        )
-                        if not await relay.run():
-                            self._metrics.cut.labels("engine").inc()
-                            engine.erred(self._loop.time())
-                        self._over(run)
-                        return None
-                    answer = await exchange.connection.collect(self._config.limits.max_answer_bytes)
+                    if _is_stream(exchange.head):
+                        relay = self._relay(run, engine, exchange)
+                        is_whole = await relay.run()
+                    else:
+                        relay = None
+                        answer = await exchange.connection.collect(self._config.limits.max_answer_bytes)
                 finally:
                     exchange.connection.close()
         except EngineFailureError as error:
             return run.turn.decode_failed(self._failed(run, engine, error, DECODE))
-        return self._answer(run, engine, exchange.head, answer)
+        if relay is None:
+            return self._answer(run, engine, exchange.head, answer)
+        if not is_whole:
+            engine.erred(self._loop.time())
+            if run.rest is None and not (run.follows and await self._continuation.go_on(run, relay)):
+                self._metrics.cut.labels("engine").inc()
+        self._outcome.over(run)
+        return None
+
+    def _relay(self, run: Run, engine: Engine, exchange: Exchange) -> StreamRelay:
+        return StreamRelay(
+            exchange.connection,
+            run.response,
+            returned(exchange.head),
+            self._continuation.filter(run),
+            partial(self._outcome.before_first_event, run),
+            partial(self._outcome.file, run, engine),
+            partial(self._opening.keep, run.opened),
+            follows=run.follows or run.rest is not None,
+        )
 
     def _answer(self, run: Run, engine: Engine, head: Head, answer: bytes) -> Step | None:
         if head.status >= 500:
@@ -225,10 +236,10 @@ class Proxy:
         if head.status == 200:
             self._opening.keep(run.opened, answer)
         if handle is not None:
-            self._file(run, engine, handle, ending)
-        self._before_first_byte(run)
+            self._outcome.file(run, engine, handle, ending)
+        self._outcome.before_first_byte(run)
         run.response.send(head.status, returned(head), answer)
-        self._over(run)
+        self._outcome.over(run)
         return None
 
     def _give_up(self, run: Run, step: GiveUp) -> None:
@@ -247,49 +258,6 @@ class Proxy:
             logger.warning("%s engine %s: %s", role, engine.name, error)
         return error.failure
 
-    def _before_first_event(self, run: Run) -> None:
-        run.progress.began(self._fleet.clock_ns())
-        run.first_ns = self._fleet.clock_ns()
-        self._before_first_byte(run)
 
-    def _before_first_byte(self, run: Run) -> None:
-        self._end_use(run)  # decode computes, so it has all that it could take over
-        route = run.turn.route
-        self._metrics.first_byte[route].observe((self._fleet.clock_ns() - run.began_ns) / _NS_PER_S)
-        run.response.headers.append((b"x-kvloop-route", route.encode()))
-        if run.report is not None and route is not route.DECODE:
-            run.response.headers.append((b"x-kvloop-reused-tokens", b"%d" % run.report.returned_tokens))
-            run.response.headers.append((b"x-kvloop-cached-tokens", b"%d" % run.report.cached_tokens))
-
-    def _over(self, run: Run) -> None:
-        """The answer is whole, or as whole as it gets: what is to be learned from it."""
-        run.progress.ended(self._fleet.clock_ns())
-        if (counted := run.report or run.decoded) is not None:
-            self._beliefs.counted(run.size, counted)
-        if (way := run.way) is not None and run.turn.route is way.route and run.first_ns:
-            took_ns = run.first_ns - run.began_ns
-            self._fleet.placement.costs.came(way.route, way.parts.ttft_ns, took_ns)
-            self._metrics.error[way.route].observe(abs(way.expected_ns - took_ns) / took_ns)
-        self.explanations.add(run)
-
-    # What an answer leaves behind does not hold it up. The loop writes what is under way, then runs what was
-    # to be called soon, in that order, and only then reads again: who has an answer's last byte finds its
-    # turn filed.
-
-    def _end_use(self, run: Run) -> None:
-        """The request needs nothing any more of what decode kept; said once, the first time."""
-        if run.use is not None:
-            self._loop.call_soon(run.use.end)
-            run.use = None
-        run.let_go()
-
-    def _file(self, run: Run, engine: Engine, handle: bytes, ending: str) -> None:
-        run.decoded = read_report(handle, run.turn.route is not Route.APPEND, len(run.generation.raw))
-        run.progress.reported(run.decoded)
-        if self._config.return_enabled:
-            self._loop.call_soon(self._file_now, run, handle, engine.name, ending)
-
-    def _file_now(self, run: Run, handle: bytes, engine: str, ending: str) -> None:
-        lookup, prompt = run.lookup, run.progress.prompt
-        if self._conversations.file(lookup, handle, engine, ending, prompt, run.opened.response_id):
-            self._metrics.filed.inc()
+def _is_stream(head: Head) -> bool:
+    return head.status == 200 and head.get(b"content-type").lower().startswith(b"text/event-stream")

@@ -1,8 +1,9 @@
 """One answer to a client, written as it comes: whole, or as a stream of chunks.
 
 The answer knows how it is framed (chunked for HTTP/1.1, up to the end of the connection for 1.0, no body for
-HEAD) and whether the connection can serve another request after it. Whoever feeds a stream sets `on_pause`
-and `on_resume` and stops while the client does not take what is there.
+HEAD) and whether the connection can serve another request after it. Whoever feeds a stream says how he is
+stopped (`paced_by`), for while the client does not take what is there. Where several engines make one answer,
+each but the first writes a `RestOfAnswer`.
 """
 
 import asyncio
@@ -49,6 +50,23 @@ class Response:
         self._http10 = http10
         self._chunked = False
         self._unsent = b""
+        self._full = False
+
+    def paced_by(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """How whoever feeds the stream is stopped, and told to go on: at once, if the client is behind."""
+        self.on_pause, self.on_resume = pause, resume
+        if self._full:
+            pause()
+
+    def pause(self) -> None:
+        """The client does not take what is there."""
+        self._full = True
+        self.on_pause()
+
+    def resume(self) -> None:
+        """He does."""
+        self._full = False
+        self.on_resume()
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
         """The whole answer."""
@@ -116,3 +134,39 @@ class Response:
         elif self._http10:
             lines.append(b"connection: keep-alive")
         return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+class RestOfAnswer(Response):
+    """What another engine writes to the end of an answer that has begun: its head is not needed any more.
+
+    `refused`: it has nothing to write. `started` and `finished` are of the rest, all else is the answer's.
+    """
+
+    def __init__(self, answer: Response) -> None:
+        self.headers = []
+        self.shape = answer.shape
+        self.keep_alive = True
+        self.started = self.finished = self.refused = False
+        self.status = answer.status
+        self._answer = answer
+
+    def paced_by(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """As for the answer."""
+        self._answer.paced_by(pause, resume)
+
+    def send(self, status: int, headers: Headers, body: bytes) -> None:  # noqa: ARG002
+        """No stream, but an answer of its own, for which it is too late."""
+        self.refused = True
+
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:  # noqa: ARG002
+        """It begins."""
+        self.started = True
+
+    def write(self, data: bytes, *, ends: bool = False) -> None:
+        """More of it."""
+        self._answer.write(data, ends=ends)
+
+    def finish(self) -> None:
+        """Its end, and with it the answer's."""
+        self._answer.finish()
+        self.finished = True

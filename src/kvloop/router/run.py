@@ -14,12 +14,16 @@ from kvloop.router.request import Request
 from kvloop.router.response import Response
 from kvloop.router.turn import Turn
 from kvloop.router.upstream import Head
+from kvloop.wire.ledger import Ledger
 from kvloop.wire.openai import Generation
 
 
 @dataclass(slots=True)
 class Run:
     """`believed`: the turn as it was when `ways` were weighed. `report`: prefill's, `decoded`: decode's.
+    `path`: where it is sent. `follows`: its answer may be gone on with elsewhere, so that decode is asked for
+    its tokens; `ledger` has them. `rest`: it is itself what another engine says to the end of the answer that
+    this is the ledger of.
     `first_ns`: when the answer's first byte came, 0 before; only a stream's says when the prompt was done.
     """
 
@@ -41,6 +45,13 @@ class Run:
     refused: tuple[Head, bytes] | None = field(default=None)
     why: str = ""
     held: Engine | None = None
+    path: str = ""
+    follows: bool = False
+    ledger: Ledger | None = None
+    rest: Ledger | None = None
+
+    def __post_init__(self) -> None:
+        self.path = self.path or self.request.path
 
     def hold(self, engine: Engine) -> None:
         """Decode is going to read what `engine` has computed, until `let_go`."""

@@ -138,7 +138,9 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
         models = Models(fleet.servers, config.models_interval_s)
         budget = BodyBudget(config.limits.max_buffered_bytes)
         responses = Responses(store, conversations, budget, config.limits.max_body_bytes)
-        proxy = Proxy(config, fleet, conversations, metrics, Opening(conversations, models, responses))
+        proxy = Proxy(
+            config, fleet, conversations, metrics, Opening(conversations, models, responses), models
+        )
         app = App(proxy, Passing(config, fleet, models, metrics), fleet, models, responses)
         service = Service(
             app if ring is None else limited(app),

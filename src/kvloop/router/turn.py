@@ -64,7 +64,8 @@ class Turn:
     `way`: the one that was decided on, None where the request cannot be split and decode computes it all.
     `choose_prefill(excluded)` and `choose_decode(prefill, excluded, last_resort)` name an engine or None:
     another one for the prompt, one to go on from what `prefill` has computed. The last resort may be one that
-    failed a moment ago. `asked`: the hops so far, each its role and engine.
+    failed a moment ago. `failed`: decode engines that are not to be asked. `asked`: the hops so far, each its
+    role and engine.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Turn:
         choose_decode: ChooseDecode,
         handle: bytes | None,
         way: Option | None,
+        failed: Collection[str] = (),
     ) -> None:
         self.route = Route.DECODE
         self._choose_prefill = choose_prefill
@@ -82,7 +84,7 @@ class Turn:
         self.asked: list[tuple[str, str]] = []
         self._asked: AskPrefill | AskDecode | None = None
         self._tried_prefill: set[str] = set()
-        self._failed_decode: set[str] = set()
+        self._failed_decode = set(failed)
         self._prefill_retried = False
         self._decode_retried = False
 

@@ -24,6 +24,7 @@ FIRST_ITEMS = FirstItems()
 TEXT: Decoder = msgspec.json.Decoder(str)
 TEXT_OR_NULL: Decoder = msgspec.json.Decoder(str | None)
 BOOL_OR_NULL: Decoder = msgspec.json.Decoder(bool | None)
+INT: Decoder = msgspec.json.Decoder(int)
 INT_OR_NULL: Decoder = msgspec.json.Decoder(int | None)
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding raises
 _SPACE = b" \t\r\n"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 
 from kvloop.core.lineage import MAX_UNITS
-from kvloop.wire.members import FIELDS, FIRST_ITEMS, ITEMS, TEXT, decoded
+from kvloop.wire.members import FIELDS, FIRST_ITEMS, INT, ITEMS, TEXT, decoded
 
 MAX_MODELS = MAX_UNITS - 1  # of one engine; a list that is longer is not read to its end
 FORM_SEARCH_BYTES, FORM_TAIL_BYTES = 1 << 20, 1 << 16  # before the file, or after it
@@ -35,6 +35,23 @@ def listed_models(body: bytes) -> frozenset[str] | None:
     if models is None or len(models) > MAX_MODELS:
         return None
     return frozenset(_id(model) for model in models)
+
+
+def model_lengths(body: bytes) -> dict[str, int]:
+    """How many tokens a prompt and its answer may have together, by model id; an adapter's is its model's."""
+    models = [
+        decoded(model, FIELDS, {})
+        for model in decoded(decoded(body, FIELDS, {}).get("data", b""), FIRST_ITEMS, [])[:MAX_MODELS]
+    ]
+    lengths: dict[str, int] = {}
+    for name in ("id", "parent"):  # adapters after the models that they are of
+        for model in models:
+            length = decoded(model.get("max_model_len", b""), INT, None)
+            if name == "parent" and length is None:
+                length = lengths.get(decoded(model.get("parent", b""), TEXT, ""))
+            if length is not None:
+                lengths.setdefault(decoded(model.get("id", b""), TEXT, ""), length)
+    return lengths
 
 
 def one_model(bodies: Iterable[bytes], model: str) -> bytes | None:

@@ -32,6 +32,7 @@ class HandleFilter:
     `ending`: how the answer ended, as far as it has come; known at the latest when the handle is.
     `last`: the object that ended the answer, in an API that has one; where it is to be had.
     `overlong`: the line under way is longer than the bound, and the stream cannot be used any further.
+    `failed`: what the engine has said instead of going on, where that is looked for.
     """
 
     def __init__(self, max_event_bytes: int, spelling: Spelling = FINISH_REASON) -> None:
@@ -40,6 +41,7 @@ class HandleFilter:
         self.ending = STOP
         self.last: bytes | None = None
         self.overlong = False
+        self.failed: str | None = None
         self._max_event_bytes = max_event_bytes
         self._spelling = spelling
         self._held: list[bytes] = []
@@ -67,6 +69,11 @@ class HandleFilter:
         self._held.clear()
         self._held_bytes = 0
         return self._passed(left) if left else b""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the stream may end here, where that is looked at."""
+        return True
 
     def _hold(self, data: bytes) -> None:
         self._held.append(data)

@@ -5,7 +5,8 @@
  * A prefill hop (role prefill, `max_tokens` 1 or `do_remote_decode` true) is answered in JSON with
  * `kv_transfer_params`; any other request with `max_tokens` tokens, as events if it says `stream`, one every
  * `seed` microseconds, or all at once where it names none. A decode answer carries a handle of kvloop's, as
- * kvloop's own engines add it. What routers probe is answered too; GET /served counts the hops.
+ * kvloop's own engines add it. Token ids are in the events where they are asked for, and those of a prompt of
+ * 1600 in the first. What routers probe is answered too; GET /served counts the hops.
  *
  * One thread, epoll, level-triggered. Streams under way stand in a queue in the order of their next event. */
 #define _GNU_SOURCE
@@ -35,7 +36,7 @@ struct buffer {
 
 struct client {
     int fd;
-    bool wants_write, streaming, chat, queued, closed;
+    bool wants_write, streaming, chat, ids, queued, closed;
     struct buffer in, out;
     size_t sent;
     long left; /* events of the stream under way */
@@ -52,7 +53,7 @@ static int poller;
 static bool is_prefill;
 static unsigned long served;
 static struct client *first, *last, *dead;
-static struct piece prefilled[2], event[2][2], stream_end, stream_head; /* [chat] and [chat][last] */
+static struct piece prefilled[2], event[2][2][3], stream_end, stream_head; /* [chat] and [chat][ids][place] */
 
 static uint64_t now_us(void) {
     struct timespec now;
@@ -134,9 +135,12 @@ static void make_answers(void) {
     static const char *const names[2] = {"cmpl", "chatcmpl"};
     static const char *const kinds[2] = {"text_completion", "chat.completion"};
     static const char *const choices[2] = {"\"text\":\" t\"", "\"message\":{\"role\":\"assistant\",\"content\":\" t\",\"refusal\":null,\"tool_calls\":[]}"};
+    static const char *const finishes[3] = {"null", "null", "\"stop\""}; /* the first, another, the last */
     static const char *const pieces[2] = {"\"text\":\" token\"", "\"delta\":{\"content\":\" token\"}"};
-    char blocks[BLOCKS * 8], *at = blocks, *text;
+    char blocks[BLOCKS * 8], prompt[1600 * 8], *at = blocks, *text;
     for (int i = 0; i < BLOCKS; i++) at += sprintf(at, "%s%d", i ? ", " : "", 12000 + i * 7);
+    at = prompt;
+    for (int i = 0; i < 1600; i++) at += sprintf(at, "%s%d", i ? "," : "", 10000 + i * 50);
     for (int chat = 0; chat < 2; chat++) {
         if (asprintf(&text,
                      "{\"id\":\"%s-" ID "\",\"object\":\"%s\",\"created\":1764000000,\"model\":\"m\",\"choices\":[{\"index\":0,%s,"
@@ -148,11 +152,13 @@ static void make_answers(void) {
                      "\"returned_tokens\":0,\"computed_tokens\":1600,\"reason\":null}}}",
                      names[chat], kinds[chat], choices[chat], blocks, names[chat]) < 0) abort();
         prefilled[chat] = printed(text);
-        for (int is_last = 0; is_last < 2; is_last++) {
+        for (int kind = 0; kind < 6; kind++) {
+            int ids = kind / 3, place = kind % 3;
             if (asprintf(&text, "data: {\"id\":\"%s-" ID "\",\"object\":\"%s%s\",\"created\":1764000000,\"model\":\"m\","
-                                "\"choices\":[{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":%s,\"token_ids\":null}]}\n\n",
-                         names[chat], kinds[chat], chat ? ".chunk" : "", pieces[chat], is_last ? "\"stop\"" : "null") < 0) abort();
-            event[chat][is_last] = chunk(text);
+                                "\"choices\":[{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":%s,\"token_ids\":%s}]%s%s%s}\n\n",
+                         names[chat], kinds[chat], chat ? ".chunk" : "", pieces[chat], finishes[place], ids ? "[100264]" : "null",
+                         ids && !place ? ",\"prompt_token_ids\":[" : "", ids && !place ? prompt : "", ids && !place ? "]" : "") < 0) abort();
+            event[chat][ids][place] = chunk(text);
         }
     }
     if (asprintf(&text, "data: {\"object\":\"kvloop.handle\",\"choices\":[]," HANDLE "}\n\n", 0) < 0) abort();
@@ -188,9 +194,9 @@ static bool is_true(const char *body, size_t length, const char *key) {
     return at && !strncmp(at, "true", 4);
 }
 
-static void emit(struct client *c) {
+static void emit(struct client *c, bool begins) {
     c->left--;
-    add_piece(c, event[c->chat][c->left == 0]);
+    add_piece(c, event[c->chat][c->ids][c->left == 0 ? 2 : !begins]);
     if (c->left) return;
     add_piece(c, stream_end);
     c->streaming = false;
@@ -251,7 +257,9 @@ static void handle(struct client *c, const char *head, size_t head_length, const
         c->left = for_prefill ? 1 : tokens;
         c->interval_us = number_of(body, length, "\"seed\"", 0);
         c->streaming = true;
-        do emit(c); while (c->streaming && !c->interval_us);
+        c->ids = is_true(body, length, "\"return_token_ids\"");
+        emit(c, true);
+        while (c->streaming && !c->interval_us) emit(c, false);
         if (!c->streaming) return;
         c->due_us = now_us() + c->interval_us;
         enqueue(c);
@@ -331,7 +339,7 @@ static void send_due(void) {
     for (uint64_t now = now_us(); first && first->due_us <= now;) {
         struct client *c = first;
         dequeue(c);
-        emit(c);
+        emit(c, false);
         if (c->streaming) {
             c->due_us += c->interval_us; /* a late engine catches up: lateness is the client's to count */
             enqueue(c);
