@@ -135,7 +135,7 @@ WAYS: dict[str, tuple[Plan, Callable[[Plan], Plan], int]] = {
     "decode hangs": (prefill_plan, always(hangs), 504),
     "the stream breaks off before its first byte": (prefill_plan, never_began, 200),
     "the stream breaks off after it": (prefill_plan, breaks_mid_stream, 200),
-    "the stream has no bytes": (prefill_plan, says_nothing, 200),
+    "the stream has no bytes": (prefill_plan, always(says_nothing), 502),
     "the stream cannot be read": (prefill_plan, overlong, 200),
     "prefill and decode fail": (dies, always(dies), 502),
 }

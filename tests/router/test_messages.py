@@ -111,5 +111,5 @@ async def test_engines_errors_pass() -> None:
         router.prefill[0].plan = plan
         router.decode[0].plan = lambda _: stream_answer(first, None)
         told = (await ask(router, [HELLO], stream=True)).content.removeprefix(first)
-        assert told.startswith(b"\nevent: error\ndata: ")
+        assert told.startswith(b"\n\nevent: error\ndata: ")
         assert json.loads(told.partition(b"data: ")[2])["error"]["type"] == "api_error"

@@ -105,8 +105,8 @@ def test_an_engine_that_breaks_off(begun: bool) -> None:
             answer = await ask(router, stream=True)
             if begun:
                 told = answer.text.removeprefix(first.decode())
-                assert told.startswith("\nevent: error\ndata: ")
-                error = json.loads(told.removeprefix("\nevent: error\ndata: "))
+                assert told.startswith("\n\nevent: error\ndata: ")
+                error = json.loads(told.removeprefix("\n\nevent: error\ndata: "))
                 assert (error["type"], error["error"]["type"]) == ("error", "server_error")
             else:
                 assert answer.status_code == 502

@@ -46,8 +46,13 @@ async def test_byte_exact() -> None:
                 router.decode[0].plan = streaming(*pieces)
                 before = await router.metric("handles_filed_total")
                 answer = await router.client.post("/v1/chat/completions", json=STREAM)
+                if not stream:
+                    assert answer.status_code == 502
+                    continue
                 assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-                assert (name, answer.content) == (name, expected)
+                told = answer.content.removeprefix(expected)
+                assert (name, expected + told) == (name, answer.content)
+                assert bool(told) == (DONE.strip() not in expected) == (b'"error"' in told)
                 filed = await router.metric("handles_filed_total") - before
                 assert bool(filed) == (params is not None)
 
@@ -152,7 +157,9 @@ def test_slow_client_stops_the_engine(path: str) -> None:
                     yield one
                     written += 1
 
-        plan = lambda _: Answer(content_type="text/event-stream", pieces=Counting([piece] * count))  # noqa: E731
+        end = b'event: message_stop\ndata: {"type":"message_stop"}\n\n' + DONE
+        pieces = Counting([*[piece] * count, end])
+        plan = lambda _: Answer(content_type="text/event-stream", pieces=pieces)  # noqa: E731
         async with stack(decode=[plan]) as router, raw_client(router.port) as client:
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             client.send(post({**STREAM, "max_tokens": 9}, path))
@@ -164,7 +171,7 @@ def test_slow_client_stops_the_engine(path: str) -> None:
             assert written < count  # 25 MB are more than all the sockets' buffers on the way
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
             _, _, body = await client.answer()
-            assert len(body) == size * count
+            assert len(body) == size * count + len(end)
 
     run()
 
@@ -187,12 +194,39 @@ async def test_next_answer_waits_for_the_last() -> None:
 @in_loop
 async def test_paused_connection_is_not_kept_paused() -> None:
     """An engine's connection whose last answer ended while its client was slow serves the next client."""
-    big = b"data: " + b"x" * 1_000_000 + b"\n\n"
+    big = b"data: " + b"x" * 1_000_000 + b"\n\n" + DONE
     async with stack(decode=[streaming(big)], prefill=[]) as router, raw_client(router.port) as slow:
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(3):
             slow.send(post(STREAM))
             assert (await router.client.post("/v1/chat/completions", json=STREAM)).content == big
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", STREAM),
+        ("/v1/completions", {"model": "tiny", "prompt": "x", "stream": True}),
+        ("/v1/responses", {"model": "tiny", "input": "x", "stream": True}),
+        ("/v1/messages", {**STREAM, "max_tokens": 9}),
+    ],
+)
+def test_a_stream_that_stops_without_its_end(path: str, body: dict[str, Any]) -> None:
+    """An engine that falls silent, and whose server ends the stream in good order, has broken off: the client
+    is told, and where he has nothing yet, another engine is asked."""
+
+    @in_loop
+    async def run() -> None:
+        said, nothing = streaming(chunk("[DONE]"), chunk("b")), streaming()
+        async with stack(decode=[said, nothing]) as router:
+            for _ in range(4):
+                answer = await router.client.post(path, json=body)
+                assert answer.content.startswith(chunk("[DONE]") + chunk("b"))
+                assert b'"error"' in answer.content
+            assert await router.metric('answers_cut_total{side="engine"}') == 4
+            assert router.decode[1].asked
+
+    run()
 
 
 @in_loop
@@ -205,7 +239,7 @@ async def test_broken_off_stream() -> None:
         client.send(post(STREAM))
         status, _, body = await client.answer()
         assert status == 200
-        assert body.startswith(chunk("a") + b'\ndata: {"error":{')
+        assert body.startswith(chunk("a") + b'\n\ndata: {"error":{')
         assert body.endswith(b"}}\n\n")
         assert await client.closed()
         assert len(router.decode[0].asked) == 1

@@ -30,7 +30,6 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
         b"HTTP/1.1 200 OK\r\n" + JSON + b"Content-Length: 10\r\n\r\n" + BODY,
         BODY,
     ),
-    "empty_stream": (b"HTTP/1.1 200 OK\r\n" + SSE + b"Content-Length: 0\r\n\r\n", b""),
     "trailers": (
         b"HTTP/1.1 200 OK\r\n"
         + JSON
@@ -46,6 +45,7 @@ BAD: dict[str, bytes] = {
     "switching": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
     "short": b"HTTP/1.1 200 OK\r\n" + JSON + b"Content-Length: 11\r\n\r\n" + BODY,
     "length_and_chunks": b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n" + CHUNKED + b"1\r\na\r\n0\r\n\r\n",
+    "empty_stream": b"HTTP/1.1 200 OK\r\n" + SSE + b"Content-Length: 0\r\n\r\n",
     "large_head": b"HTTP/1.1 200 OK\r\n" + b"A: " + b"x" * 300_000,
 }
 

@@ -60,11 +60,11 @@ class StreamRelay:
     def cut(self, why: str) -> None:
         """End the answer with an error event.
 
-        The line break before it ends an event whose blank line is still to come.
+        The line breaks before it end a line, and an event, of which the end was still to come.
         """
         if not self._response.started:
             self._start()
-        self._response.write(b"\n" + self._response.shape.event(why))
+        self._response.write(b"\n\n" + self._response.shape.event(why))
         self._response.keep_alive = False
         self._response.finish()
 

@@ -22,7 +22,10 @@ from kvloop.wire.sse import HandleFilter
 
 PREVIOUS = "previous_response_id"
 _LAST_EVENT = re.compile(rb'"response\.(?:completed|incomplete|failed|cancelled)"')
+_ERROR = b'"error"'
+_MESSAGE_ENDS = (b'"message_stop"', _ERROR)  # a quotation mark inside a text is escaped
 _LAST_TYPES = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
+_RESPONSE_ENDS = (*(b'"%s"' % name.encode() for name in _LAST_TYPES), _ERROR)
 
 
 def stream_filter(endpoint: Endpoint, max_event_bytes: int, previous_id: str | None = None) -> HandleFilter:
@@ -30,7 +33,7 @@ def stream_filter(endpoint: Endpoint, max_event_bytes: int, previous_id: str | N
     if endpoint is Endpoint.RESPONSES:
         return ResponseFilter(max_event_bytes, previous_id)
     if endpoint is Endpoint.MESSAGES:
-        return HandleFilter(max_event_bytes, STOP_REASON)
+        return HandleFilter(max_event_bytes, STOP_REASON, _MESSAGE_ENDS)
     return HandleFilter(max_event_bytes)
 
 
@@ -59,7 +62,7 @@ class ResponseFilter(HandleFilter):
     """
 
     def __init__(self, max_event_bytes: int, previous_id: str | None = None) -> None:
-        super().__init__(max_event_bytes)
+        super().__init__(max_event_bytes, ends=_RESPONSE_ENDS)
         self._previous_id = previous_id
 
     def _found(self, lines: bytes, at: int) -> int:

@@ -28,7 +28,6 @@ MAX_ID = 2**31
 _KEPT_EVENTS = 32  # as they came, between two times that they are counted off
 _KEPT_BYTES = 64 * 1024
 _DIGITS = b"0123456789,"
-_DONE = b"\ndata: [DONE]"
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]
 IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(list[Id])
@@ -109,11 +108,6 @@ class Ledger:
     def tokens(self) -> int:
         """How many of the answer's tokens can be gone on from."""
         return self.ids.count(b",") + 1 if self.ids else 0
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the stream's last word was its end."""
-        return self.done or _DONE in b"\n" + b"".join(self._events[-3:])
 
     def begin(self, prompt: bytes) -> None:
         """The prompt's ids are known."""

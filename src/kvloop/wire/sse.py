@@ -24,6 +24,8 @@ HANDLE_OBJECT = "kvloop.handle"
 _KEY = b'"kv_transfer_params"'
 _HANDLE = re.compile(rb'"kv_transfer_params"\s*:\s*\{')  # 0.33 writes a null into every chunk before the last
 _PREFIX = b"data:"
+_BLANK_BYTES = 2  # the longest line that says nothing
+DONE = (b"data: [DONE]", b"data:[DONE]")
 
 
 class HandleFilter:
@@ -35,8 +37,11 @@ class HandleFilter:
     `failed`: what the engine has said instead of going on, where that is looked for.
     """
 
-    def __init__(self, max_event_bytes: int, spelling: Spelling = FINISH_REASON) -> None:
-        """`max_event_bytes` bounds what is held back: the longest line. `spelling`: of an ending."""
+    def __init__(
+        self, max_event_bytes: int, spelling: Spelling = FINISH_REASON, ends: tuple[bytes, ...] = DONE
+    ) -> None:
+        """`max_event_bytes` bounds what is held back: the longest line. `spelling`: of an ending. `ends`: of
+        which a stream's last lines have one."""
         self.handle: bytes | None = None
         self.ending = STOP
         self.last: bytes | None = None
@@ -44,6 +49,8 @@ class HandleFilter:
         self.failed: str | None = None
         self._max_event_bytes = max_event_bytes
         self._spelling = spelling
+        self._ends = ends
+        self._last_lines = b""
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._drop_blank = False
@@ -72,8 +79,9 @@ class HandleFilter:
 
     @property
     def whole(self) -> bool:
-        """Whether the stream may end here, where that is looked at."""
-        return True
+        """Whether the stream may end here: an engine may fall silent, and its server end the stream in good
+        order."""
+        return any(end in self._last_lines for end in self._ends)
 
     def _hold(self, data: bytes) -> None:
         self._held.append(data)
@@ -82,6 +90,8 @@ class HandleFilter:
 
     def _passed(self, lines: bytes) -> bytes:
         self.ending = ending_of_events(lines, self._spelling) or self.ending
+        if len(lines) > _BLANK_BYTES:
+            self._last_lines = lines
         if not self._drop_blank and self._found(lines, 0) < 0:
             return lines
         passed: list[bytes] = []

@@ -111,11 +111,6 @@ class TokenIdsFilter(HandleFilter):
                 self._start, self._quiet = event[: start + len(text)], quiet
                 self._tail = event[event.index(b"]", at) :]
 
-    @property
-    def whole(self) -> bool:
-        """Whether it ended as a stream ends, if it is one that can be gone on with."""
-        return not self._begun or self.ledger.lost or self.ledger.has_ended
-
     def close(self) -> bytes:
         """What is left, if it is the end: half an event would spoil what is to follow."""
         if self._begun and not self.ledger.lost and b"".join(self._held).strip() != b"data: [DONE]":
