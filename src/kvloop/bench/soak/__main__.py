@@ -30,7 +30,7 @@ HOUR_S = 3600
 THINK_S = 8.0  # of a client, mean: a tool's time more than a person's
 LIMIT_S = 30.0
 SAMPLE_S = 0.5
-START_SAMPLES = 4
+FILES_SAMPLES = 4
 QUICK_TURNS, QUICK_S, QUICK_TTL_S = 200, 7.0, 4.0
 QUICK_PACE = Pace(calm_s=(0.2, 0.5), trouble_s=(0.3, 0.6))
 
@@ -68,7 +68,7 @@ def _soaked(args: argparse.Namespace, folder: Path) -> Ran:
     say(f"{turns:,} turns, {turns / TURNS_PER_S / 60:.3g} minutes of traffic, {speed:.3g} times as fast")
     with running(folder, speed, ttl_s) as stack:
         say("the router and its engines are up")
-        sizes = Sizes(files_begin=_files_begin(stack))
+        sizes = Sizes(files_begin=max(_files(stack)))
         trouble = Trouble(stack, args.seed, QUICK_PACE if args.quick else Pace())
         clients = Clients(stack.port, args.seed, traffic)
         return asyncio.run(_run(stack, clients, trouble, sizes, traffic, ttl_s))
@@ -92,7 +92,7 @@ async def _run(
     sizes.memory_mib.append(stack.memory_mib())
     say(f"{clients.begun:,} turns asked, {len(trouble.windows)} faults; everything has to come home")
     held = await settled(stack, ttl_s)
-    sizes.files_end = stack.files()
+    sizes.files_end = min(await asyncio.to_thread(_files, stack))
     log = stack.router.log_path.read_text(errors="replace")
     wrong = sum(engine.wrong_answers() for engine in stack.engines)
     return Ran(
@@ -126,13 +126,13 @@ def _sample(stack: Stack, clients: Clients, traffic: Traffic, sizes: Sizes, over
             sizes.memory_mib.append(stack.memory_mib())
 
 
-def _files_begin(stack: Stack) -> int:
-    """Open files before the first client: probes and readings of models come and go."""
+def _files(stack: Stack) -> list[int]:
+    """Open files while there is no client, some times: probes and readings of models come and go."""
     files = []
-    for _ in range(START_SAMPLES):
+    for _ in range(FILES_SAMPLES):
         files.append(stack.files())
         time.sleep(SAMPLE_S)
-    return max(files)
+    return files
 
 
 def _options(words: list[str] | None) -> argparse.Namespace:
