@@ -13,7 +13,7 @@ import pytest
 from kvloop.local.ports import free_ports
 from kvloop.local.stack import Stack
 from tests.e2e.test_histories import SEGMENT, Messages, assistant, opening, user
-from tests.e2e.turns import REQUEST_TIMEOUT_S, Pair, events, salt
+from tests.e2e.turns import REQUEST_TIMEOUT_S, Pair, events, salt, until
 
 
 @dataclass(frozen=True)
@@ -261,13 +261,9 @@ def test_prefill_down(client: Client, pair: Pair, pair_stack: Stack) -> None:
     assert (alone.status, alone.route) == (200, "decode")
     pair.prefill.restart()
     messages = grow(messages, alone, "And then?")
-    deadline_turns = 20
-    for _ in range(deadline_turns):
-        answer = client.chat(messages)
-        if answer.route == "return":
-            break
-    assert answer.route == "return"
-    assert answer.tokens == pair.oracle(messages)
+    until(lambda: client.chat(messages).route == "return", "a probe finds prefill, and a turn returns")
+    answer = client.chat(messages)
+    assert (answer.route, answer.tokens) == ("return", pair.oracle(messages))
     assert pair_stack.prefill[0].running
 
 
