@@ -202,9 +202,9 @@ def superseded_turns_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation("BlocksBalance")
-def lineage_that_loses_count(patch: pytest.MonkeyPatch) -> None:
-    """A turn that others have taken keys from stays in the table for ever."""
-    patch.setattr(LineageTable, "_forget", lambda *_: None)
+def lineage_that_never_forgets(patch: pytest.MonkeyPatch) -> None:
+    """A turn stays in the table for ever."""
+    patch.setattr(LineageTable, "expire", lambda *_: None)
 
 
 @mutation("ClientsSeeNoMetadata")

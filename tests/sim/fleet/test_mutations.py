@@ -46,7 +46,7 @@ CAUGHT = {
     "tenant_left_out_of_the_lookup": (5, 7, 8),
     "use_that_is_never_over": (0, 1, 2),
     "superseded_turns_forgotten": (0, 1, 2),
-    "lineage_that_loses_count": (0, 1, 2),
+    "lineage_that_never_forgets": (0, 1, 2),
     "handle_shown_to_the_client": (0, 1, 2),
     "metadata_taken_from_the_client": (3, 5, 7),
     "router_that_reads": (0, 1, 2),

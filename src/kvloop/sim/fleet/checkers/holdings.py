@@ -80,3 +80,5 @@ class BlocksBalance(Checker):
                 self.fail(f"{router.name}: {error}")
             if router.runs or len(router.filing.keeper):
                 self.fail(f"{router.name} still keeps {len(router.filing.keeper)} leases")
+            if len(router.filing.lineage):
+                self.fail(f"{router.name} still remembers {len(router.filing.lineage)} turns")
