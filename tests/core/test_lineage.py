@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvloop.core.chain import MAX_CHAIN_TOKENS
+from kvloop.core.handle import LeaseRef
 from kvloop.core.lineage import (
     CONTENT,
     KEY_COST_BYTES,
@@ -14,6 +16,7 @@ from kvloop.core.lineage import (
     FiledTurn,
     LineageTable,
     Name,
+    Prompt,
     content_keys,
     name_key,
 )
@@ -50,6 +53,18 @@ def test_continuation() -> None:
     filed(table, "h1", "s", "u1")
     filed(table, "h2", "s", "u1", "a1", "u2")
     assert found(table, "s", "u1", "a1", "u2", "a2", "u3") == ("h2", 4)
+
+
+def test_a_turn_comes_back_as_it_was_filed() -> None:
+    """Whatever there is to say of it, also where an engine counts more tokens than any prompt has."""
+    lease = LeaseRef("l", "i", ("h", 1), MAX_CHAIN_TOKENS, 24 * 3_600_000)
+    prompt = Prompt(1 << 40, "p0", 1 << 40)
+    one = FiledTurn(b"h", "d0", "t", 2, 1000, (Name("session_id", "s"),), lease, prompt)
+    table = LineageTable(100, 10**6)
+    table.file(one, keys("s", "u1"), [], 0)
+    match = table.find(keys("s", "u1"), [], 0)
+    assert match is not None
+    assert match.turn == one
 
 
 def test_edits_and_forks() -> None:

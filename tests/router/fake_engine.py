@@ -8,7 +8,7 @@ comes next.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +67,24 @@ def json_answer(body: dict[str, Any] | bytes, status: int = 200) -> Answer:
     """A JSON answer with a length."""
     raw = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
     return Answer(status, pieces=[raw], chunked=False)
+
+
+class Counted(list[Any]):
+    """Pieces of an answer, and how many of them an engine has `written`."""
+
+    written = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for one in super().__iter__():
+            yield one
+            self.written += 1
+
+    async def stand_still(self) -> None:
+        """Wait until some have been written and no more are."""
+        before = -1
+        while self.written <= 10 or self.written != before:
+            before = self.written
+            await asyncio.sleep(0.2)
 
 
 def stream_answer(*pieces: bytes | float | asyncio.Event | None) -> Answer:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvloop.router.config import Choice, Limits
-from tests.router.fake_engine import Answer, Asked, json_answer, prefill_plan, stream_answer
+from tests.router.fake_engine import Answer, Asked, Counted, json_answer, prefill_plan, stream_answer
 from tests.router.harness import HELLO, Stack, in_loop, post, raw_client, stack, until
 from tests.router.token_engine import (
     EOS,
@@ -298,17 +298,11 @@ async def test_client_gone() -> None:
 @in_loop
 async def test_slow_client_stops_the_second_engine() -> None:
     """While a client reads nothing, the engine that goes on stands still, too; then all arrives."""
-    speaker, written = Speaker(text="x" * 64 * 1024 * 400, width=64 * 1024), 0
-
-    class Counting(list[Any]):
-        def __iter__(self) -> Any:
-            nonlocal written
-            for one in super().__iter__():
-                yield one
-                written += 1
+    speaker, pieces = Speaker(text="x" * 64 * 1024 * 400, width=64 * 1024), Counted()
 
     def counted(asked: Asked) -> Answer:
-        return Answer(content_type="text/event-stream", pieces=Counting(speaker.answer(asked)))
+        pieces.extend(speaker.answer(asked))
+        return Answer(content_type="text/event-stream", pieces=pieces)
 
     async with (
         stack(prefill=[], decode=[speaker.plan(), speaker.plan()]) as router,
@@ -317,12 +311,8 @@ async def test_slow_client_stops_the_second_engine() -> None:
         first_dies(router, speaker.dies(100_000), counted)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(request(CHAT[1])))
-        await until(lambda: written > 10)
-        before = -1
-        while written != before:
-            before = written
-            await asyncio.sleep(0.2)
-        assert written < 400  # 25 MB are more than all the sockets' buffers on the way
+        await pieces.stand_still()
+        assert pieces.written < 400  # 25 MB are more than all the sockets' buffers on the way
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert read((await client.answer())[2]).text == speaker.text
 

@@ -12,6 +12,7 @@ from tests.router.fake_engine import (
     DONE,
     Answer,
     Asked,
+    Counted,
     chunk,
     decode_plan,
     handle_event,
@@ -148,27 +149,14 @@ def test_slow_client_stops_the_engine(path: str) -> None:
     async def run() -> None:
         size, count = 64 * 1024, 400
         piece = b"data: " + b"x" * (size - 8) + b"\n\n"
-        written = 0
-
-        class Counting(list[Any]):
-            def __iter__(self) -> Any:
-                nonlocal written
-                for one in super().__iter__():
-                    yield one
-                    written += 1
-
         end = b'event: message_stop\ndata: {"type":"message_stop"}\n\n' + DONE
-        pieces = Counting([*[piece] * count, end])
+        pieces = Counted([*[piece] * count, end])
         plan = lambda _: Answer(content_type="text/event-stream", pieces=pieces)  # noqa: E731
         async with stack(decode=[plan]) as router, raw_client(router.port) as client:
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             client.send(post({**STREAM, "max_tokens": 9}, path))
-            await until(lambda: written > 10)
-            before = -1
-            while written != before:
-                before = written
-                await asyncio.sleep(0.1)
-            assert written < count  # 25 MB are more than all the sockets' buffers on the way
+            await pieces.stand_still()
+            assert pieces.written < count  # 25 MB are more than all the sockets' buffers on the way
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
             _, _, body = await client.answer()
             assert len(body) == size * count + len(end)

@@ -15,7 +15,7 @@ from kvloop.core.shared import Shared
 
 KEY_BYTES = 8
 GROWTH = 256  # rows at a time
-_NUMBERS = struct.Struct("<IIIIII")
+_NUMBERS = struct.Struct("<IIIIQQ")
 _NEVER_NS = (1 << 63) - 1
 _made = tuple.__new__  # of a NamedTuple, from its fields: in a third of the time that calling it takes
 
@@ -68,7 +68,8 @@ _NOBODY: _Own = (b"", None, _NOWHERE, "", ())
 class FiledTurns:
     """Rows. `held`: how many of a turn's keys still lead to it.
 
-    `expires_ns` of row 0, which is no turn's, is later than any. Numbers are of 32 bits, times of 63.
+    `expires_ns` of row 0, which is no turn's, is later than any. Numbers are of 32 bits, but for those of a
+    prompt, which engines count, of 64; times of 63.
     """
 
     def __init__(self) -> None:

@@ -144,13 +144,12 @@ class Continuation:
         def suits(name: str) -> bool:
             return self._models.serves(name, generation.model)
 
-        def choose_prefill(excluded: Collection[str]) -> str | None:
-            return self._fleet.choose_prefill(progress.ask, excluded, suits)
+        choose_prefill, choose_living = self._fleet.choosers(progress, suits)
 
         def choose_decode(prefill: str | None, excluded: Collection[str], last_resort: bool) -> str | None:
-            engine = self._fleet.choose_decode(progress.ask, prefill, excluded, last_resort, suits)
+            engine = choose_living(prefill, excluded, last_resort)
             if engine is None and last_resort:  # it may have been the connection that broke
-                engine = self._fleet.choose_decode(progress.ask, prefill, set(excluded) - dead, True, suits)
+                engine = choose_living(prefill, set(excluded) - dead, True)
             return engine
 
         ways = self._fleet.choose(ask, suits)

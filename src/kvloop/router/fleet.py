@@ -15,6 +15,7 @@ from kvloop.core.progress import Progress
 from kvloop.router.engine import Engine
 from kvloop.router.shares import Shares
 from kvloop.router.target import Role, Target
+from kvloop.router.turn import ChooseDecode, ChoosePrefill
 
 _NS_PER_S = 1_000_000_000
 
@@ -151,6 +152,17 @@ class Fleet:
         return self.placement.choose_decode(
             ask, self.clock_ns(), eligible, excluded, prefill=prefill, last_resort=last_resort
         )
+
+    def choosers(self, progress: Progress, suits: Holds) -> tuple[ChoosePrefill, ChooseDecode]:
+        """The same two for all of one turn, as far as it has come each time."""
+
+        def choose_prefill(excluded: Collection[str]) -> str | None:
+            return self.choose_prefill(progress.ask, excluded, suits)
+
+        def choose_decode(prefill: str | None, excluded: Collection[str], last_resort: bool) -> str | None:
+            return self.choose_decode(progress.ask, prefill, excluded, last_resort, suits)
+
+        return choose_prefill, choose_decode
 
     def is_available(self, engine: Engine) -> bool:
         """Whether an engine is worth trying."""

@@ -7,7 +7,6 @@ exchange is closed on the way out, which aborts a hop that is still under way.
 
 import asyncio
 import logging
-from collections.abc import Collection
 from functools import partial
 
 from kvloop.core.decision import DECODE, PREFILL
@@ -117,13 +116,6 @@ class Proxy:
         suits = partial(self._opening.suits, opened)
         ways = [] if generation.alone else self._fleet.choose(ask, suits)
         progress = self._fleet.progress(ask)
-
-        def choose_prefill(excluded: Collection[str]) -> str | None:
-            return self._fleet.choose_prefill(progress.ask, excluded, suits)
-
-        def choose_decode(prefill: str | None, excluded: Collection[str], last_resort: bool) -> str | None:
-            return self._fleet.choose_decode(progress.ask, prefill, excluded, last_resort, suits)
-
         return Run(
             request_id=identifier,
             request=request,
@@ -133,8 +125,7 @@ class Proxy:
             believed=ask,
             ways=ways,
             turn=Turn(
-                choose_prefill,
-                choose_decode,
+                *self._fleet.choosers(progress, suits),
                 match.turn.handle if match else None,
                 ways[0] if ways else None,
             ),
