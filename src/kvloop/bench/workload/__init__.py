@@ -1,0 +1,1 @@
+"""What a benchmark asks: conversations, made up or read from recordings."""
