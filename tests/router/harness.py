@@ -19,19 +19,18 @@ TEST_TIMEOUT_S = 60.0
 HELLO = {"role": "user", "content": "hello"}
 
 
-def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run a coroutine as a test, on uvloop, in bounded time."""
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a coroutine as a test, on uvloop, in bounded time. Its arguments are fixtures."""
 
     @functools.wraps(test)
-    def run() -> None:
+    def run(**fixtures: Any) -> None:
         async def bounded() -> None:
             async with asyncio.timeout(TEST_TIMEOUT_S):
-                await test()
+                await test(**fixtures)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(bounded())
 
-    del run.__wrapped__  # pytest would look for its arguments
     return run
 
 

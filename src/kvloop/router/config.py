@@ -152,6 +152,7 @@ class RouterConfig:
     choice: Choice = field(default_factory=Choice)
     models_interval_s: float = 30.0
     log_format: LogFormat = LogFormat.TEXT
+    turn_log: str | None = None
     leases: Leases = field(default_factory=Leases)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -141,6 +141,12 @@ class Conversations:
         self._end_leases(self.table.file(turn, lookup.content, [key for _, key in named], now_ns))
         return True
 
+    def kept_tokens(self, handle: bytes) -> int | None:
+        """Tokens of which decode keeps the KV, by a handle of its; None for one that does not say."""
+        filed = filed_handle(handle) if self.leases is not None and len(handle) <= MAX_HANDLE_BYTES else None
+        lease = None if filed is None or self.leases is None else self.leases.read(filed)
+        return None if lease is None else lease.token_count
+
     def keep(self, kind: str, value: str, keep_ns: int) -> int:
         """Let decode keep the turns named so for so long from now; how many of them it does."""
         if self.leases is None:

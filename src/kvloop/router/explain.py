@@ -38,6 +38,7 @@ class Explanations:
             "route": run.turn.route,
             "asked": run.turn.asked,
             "first_ns": run.first_ns - run.began_ns if run.first_ns else 0,
+            "prefilled_ns": run.prefilled_ns - run.began_ns if run.prefilled_ns else 0,
             "report": run.report,
             "decoded": run.decoded,
         }
@@ -63,6 +64,7 @@ class Explanations:
             "engines": [{"hop": hop, "engine": engine} for hop, engine in kept["asked"]],
             "prefill": _reported(kept["report"]),
             "decode": _reported(kept["decoded"]),
+            "prefilled_ms": kept["prefilled_ns"] / _NS_PER_MS or None,
             "first_byte_ms": first_ns / _NS_PER_MS if first_ns else None,
             "error_ms": (first_ns - expected_ns) / _NS_PER_MS if first_ns and ways else None,
         }

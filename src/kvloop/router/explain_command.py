@@ -60,6 +60,10 @@ def explained(found: dict[str, Any]) -> str:
                 f"own cache, {report['returned_tokens']} loaded, {report['computed_tokens']} computed"
                 + (f" (nothing came back: {report['reason']})" if report["reason"] else "")
             )
+    if (prefilled_ms := found["prefilled_ms"]) is not None:
+        read_us = (found["prefill"] or {}).get("read_us", 0)
+        read = f", of which reading back took {read_us / 1000:.1f} ms" * bool(read_us)
+        lines.append(f"prefill answered after {prefilled_ms:.1f} ms{read}")
     if found["first_byte_ms"] is not None:
         error = found["error_ms"]
         off = "" if error is None else f", {error:+.1f} ms from what was predicted"

@@ -80,6 +80,9 @@ def _add_ports(parser: argparse.ArgumentParser, default: RouterConfig) -> None:
         default=default.log_format.value,
         help="lines for people, or JSON objects (default: %(default)s)",
     )
+    parser.add_argument(
+        "--turn-log", metavar="FILE", help="append a line of JSON for every answered turn, without text"
+    )
     _add_bound(
         parser,
         "drain_delay_s",
@@ -178,6 +181,7 @@ def from_args(namespace: argparse.Namespace, api_key: str | None = None) -> Rout
         tenant_header=namespace.tenant_header.lower(),
         models_interval_s=namespace.models_interval_s,
         log_format=LogFormat(namespace.log_format),
+        turn_log=namespace.turn_log,
         choice=Choice(**{bound.name: getattr(namespace, bound.name) for bound in fields(Choice)}),
         leases=Leases(
             secret_file=namespace.secret_file,

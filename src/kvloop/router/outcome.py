@@ -5,6 +5,7 @@ that order, and only then reads again: who has an answer's last byte finds its t
 """
 
 import asyncio
+from pathlib import Path
 
 from kvloop.core.decision import Route
 from kvloop.router.belief import Beliefs
@@ -15,6 +16,7 @@ from kvloop.router.explain import Explanations
 from kvloop.router.fleet import Fleet
 from kvloop.router.metrics import Metrics
 from kvloop.router.run import Run
+from kvloop.router.turn_log import TurnLog
 from kvloop.wire.report import read_report
 
 NS_PER_S = 1_000_000_000
@@ -33,6 +35,13 @@ class Outcome:
         self._conversations = conversations
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
+        log = config.turn_log
+        self._turn_log = None if log is None else TurnLog(Path(log), fleet.clock_ns)
+
+    def close(self) -> None:
+        """No turn comes any more."""
+        if self._turn_log is not None:
+            self._turn_log.close()
 
     def before_first_event(self, run: Run) -> None:
         """A stream is about to begin: its prompt has been computed."""
@@ -64,6 +73,8 @@ class Outcome:
             self._fleet.placement.costs.came(way.route, way.parts.ttft_ns, took_ns)
             self._metrics.error[way.route].observe(abs(way.expected_ns - took_ns) / took_ns)
         self.explanations.add(run)
+        if self._turn_log is not None:
+            self._turn_log.add(run)
 
     def end_use(self, run: Run) -> None:
         """The request needs nothing any more of what decode kept; said once, the first time."""
@@ -76,6 +87,9 @@ class Outcome:
         """An answer has brought a handle."""
         run.decoded = read_report(handle, run.turn.route is not Route.APPEND, len(run.generation.raw))
         run.progress.reported(run.decoded)
+        run.ending = ending
+        if self._turn_log is not None:
+            run.kept_tokens = self._conversations.kept_tokens(handle)
         if self._return_enabled:
             self._loop.call_soon(self._file_now, run, handle, engine.name, ending)
 

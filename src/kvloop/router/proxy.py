@@ -76,6 +76,10 @@ class Proxy:
         finally:
             self._opening.close(opened)
 
+    def close(self) -> None:
+        """No turn comes any more."""
+        self._outcome.close()
+
     async def _serve(self, run: Run) -> None:
         try:
             await self._steps(run)
@@ -167,7 +171,8 @@ class Proxy:
             return run.turn.prefill_failed(Failure.ANSWERED)
         run.hold(engine)
         run.report = read_report(handover, step.handle is not None, len(run.generation.raw))
-        run.progress.prefilled(run.report, self._fleet.clock_ns())
+        run.prefilled_ns = self._fleet.clock_ns()
+        run.progress.prefilled(run.report, run.prefilled_ns)
         self._metrics.prefilled(run.report, asked=step.handle is not None)
         return run.turn.prefilled(handover, run.report.returned_tokens if run.report else None)
 

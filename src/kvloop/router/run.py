@@ -14,6 +14,7 @@ from kvloop.router.request import Request
 from kvloop.router.response import Response
 from kvloop.router.turn import Turn
 from kvloop.router.upstream import Head
+from kvloop.wire.ending import STOP
 from kvloop.wire.ledger import Ledger
 from kvloop.wire.openai import Generation
 
@@ -25,6 +26,8 @@ class Run:
     its tokens; `ledger` has them. `rest`: it is itself what another engine says to the end of the answer that
     this is the ledger of.
     `first_ns`: when the answer's first byte came, 0 before; only a stream's says when the prompt was done.
+    `prefilled_ns`: when prefill had answered, 0 before. `kept_tokens`: what decode keeps of it, None while
+    that is not known; `ending`: how its answer ended.
     """
 
     request_id: bytes
@@ -42,10 +45,13 @@ class Run:
     report: TurnReport | None = None
     decoded: TurnReport | None = None
     first_ns: int = 0
+    prefilled_ns: int = 0
     refused: tuple[Head, bytes] | None = field(default=None)
     why: str = ""
     held: Engine | None = None
     path: str = ""
+    kept_tokens: int | None = None
+    ending: str = STOP
     follows: bool = False
     ledger: Ledger | None = None
     rest: Ledger | None = None

@@ -165,9 +165,14 @@ async def serving(config: RouterConfig, hurry: asyncio.Event | None = None) -> A
                 server.close()
                 await _drain(service, config.timeouts.drain_timeout_s, hurry)
         finally:
-            for connection in list(service.connections):
-                connection.abort()
-            fleet.close()
+            _end(service, proxy, fleet)
+
+
+def _end(service: Service, proxy: Proxy, fleet: Fleet) -> None:
+    for connection in list(service.connections):
+        connection.abort()
+    proxy.close()
+    fleet.close()
 
 
 def _store(config: RouterConfig) -> MemoryStore:
