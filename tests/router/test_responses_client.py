@@ -1,5 +1,6 @@
 """OpenAI's official client on the Responses API: by history and by name, streamed and not, with tools."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -107,6 +108,22 @@ async def test_events() -> None:
         assert [event.sequence_number for event in seen] == list(range(10))
         assert (seen[0].type, seen[-1].type) == ("response.created", "response.completed")
         assert not (seen[-1].response.model_extra or {}).get("kv_transfer_params")
+
+
+@in_loop
+async def test_an_announcement_is_not_an_answer() -> None:
+    """An engine announces a response before it has computed the prompt: nothing is learned from that."""
+    computed = asyncio.Event()
+    announced, rest = events("response_stream")[:2], events("response_stream")[2:]
+    slow = stream_answer(*announced, computed, *rest)
+    async with stack(decode=[lambda _: slow]) as router, client(router) as openai_client:
+        stream: Any = await openai_client.responses.create(model="tiny", input="hello", stream=True)
+        seen = [(await anext(stream)).type for _ in announced]
+        assert seen == ["response.created", "response.in_progress"]
+        assert await router.metric('first_byte_seconds_count{route="recompute"}') == 0
+        computed.set()
+        assert [event.type async for event in stream][-1] == "response.completed"
+        assert await router.metric('first_byte_seconds_count{route="recompute"}') == 1
 
 
 @in_loop

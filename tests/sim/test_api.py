@@ -165,3 +165,19 @@ async def test_metrics_have_vllm_s_names() -> None:
         assert (await client.get("/health")).status_code == 200
         assert (await client.post("/reset_prefix_cache")).status_code == 200
         assert (await client.get("/v1/chat/completions")).status_code == 405
+
+
+@in_loop
+async def test_a_message_begins_when_its_prompt_is_computed() -> None:
+    """As vLLM's does: what the cache gave is known by then. A response is announced before that."""
+    async with served() as (client, _):
+        text = "Hello, who is there? " * 20
+        body: dict[str, Any] = {"model": "sim", "max_tokens": 3, "stream": True}
+        body["messages"] = [{"role": "user", "content": text}]
+        for cached in (False, True):
+            lines = (await client.post("/v1/messages", json=body)).text.splitlines()
+            (start,) = [json.loads(line[6:]) for line in lines if '"message_start"' in line and "{" in line]
+            assert (start["message"]["usage"]["cache_read_input_tokens"] > 0) == cached
+        asked = {"model": "sim", "input": text, "stream": True}
+        events = [line[7:] for line in (await client.post("/v1/responses", json=asked)).text.splitlines()]
+        assert events[0] == "response.created"

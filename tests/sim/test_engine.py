@@ -333,3 +333,21 @@ def test_a_client_may_ask_to_keep_nothing() -> None:
     world.run()
     assert world.finished["b"].handle is None
     assert world.engines["d"].leases.table.held_blocks == 0
+
+
+def test_decode_says_what_its_prompt_was_made_of() -> None:
+    """What prefill handed over is loaded, what decode had itself is local, and alone it computes the rest."""
+    world = pair()
+    _, first = world.turn("a", tokens(100))
+    assert first.decoded == report(100, 0, 100)
+    _, second = world.turn("b", tokens(164), handle=first.handle)
+    assert second.decoded == report(164, 96, 68)
+    world.submit("d", Request("c", world.text(tokens(200)), 8, ends_at=1000, hop=Hop.ALONE))
+    world.run(lambda: "c" in world.finished)
+    assert world.finished["c"].decoded == report(200, 160, 0)
+
+
+def report(prompt: int, local: int, returned: int) -> dict[str, object]:
+    """A turn's account."""
+    counts = {"prompt_tokens": prompt, "local_tokens": local, "returned_tokens": returned}
+    return counts | {"computed_tokens": prompt - local - returned, "reason": None, "read_us": 0}

@@ -43,19 +43,24 @@ class Outcome:
         if self._turn_log is not None:
             self._turn_log.close()
 
-    def before_first_event(self, run: Run) -> None:
-        """A stream is about to begin: its prompt has been computed."""
-        run.progress.began(self._fleet.clock_ns())
+    def computed(self, run: Run) -> None:
+        """A stream is about to say its first word: its prompt has been computed."""
         run.first_ns = self._fleet.clock_ns()
-        self.before_first_byte(run)
+        run.progress.began(run.first_ns)
+        self.answers(run)
 
-    def before_first_byte(self, run: Run) -> None:
-        """An answer is about to begin."""
+    def answers(self, run: Run) -> None:
+        """An answer is there, or the first of it."""
         self.end_use(run)  # decode computes, so it has all that it could take over
+        if run.rest is None:
+            taken_s = (self._fleet.clock_ns() - run.began_ns) / NS_PER_S
+            self._metrics.first_byte[run.turn.route].observe(taken_s)
+
+    def begins(self, run: Run) -> None:
+        """The head of an answer is about to go out."""
         if run.rest is not None:
             return
         route = run.turn.route
-        self._metrics.first_byte[route].observe((self._fleet.clock_ns() - run.began_ns) / NS_PER_S)
         run.response.headers.append((b"x-kvloop-route", route.encode()))
         if run.report is not None and route is not route.DECODE:
             run.response.headers.append((b"x-kvloop-reused-tokens", b"%d" % run.report.returned_tokens))

@@ -215,7 +215,8 @@ class Proxy:
             run.response,
             returned(exchange.head),
             self._continuation.filter(run),
-            partial(self._outcome.before_first_event, run),
+            partial(self._outcome.begins, run),
+            partial(self._outcome.computed, run),
             partial(self._outcome.file, run, engine),
             partial(self._opening.keep, run.opened),
             follows=run.follows or run.rest is not None,
@@ -233,7 +234,8 @@ class Proxy:
             self._opening.keep(run.opened, answer)
         if handle is not None:
             self._outcome.file(run, engine, handle, ending)
-        self._outcome.before_first_byte(run)
+        self._outcome.begins(run)
+        self._outcome.answers(run)
         run.response.send(head.status, returned(head), answer)
         self._outcome.over(run)
         return None

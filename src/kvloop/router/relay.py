@@ -20,9 +20,10 @@ class StreamRelay:
 
     `taken_out`: the endpoint's filter, fresh. `follows`: an answer that breaks off may be gone on with, so
     that nothing is said about it: `why` then says what happened.
-    `on_first` is called before the first byte goes out, `on_handle` with every handle that is taken out and
-    how the answer ended, before the client can know that it is over; before that, `on_last` with the object
-    that ended it. `done` raises EngineFailureError if not a byte has gone out.
+    `on_first` is called before the first byte goes out, `on_said` before the first of the answer itself, for
+    an API may announce one while its prompt is computed. `on_handle` is called with every handle that is
+    taken out and how the answer ended, before the client can know that it is over; before that, `on_last`
+    with the object that ended it. `done` raises EngineFailureError if not a byte has gone out.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class StreamRelay:
         headers: Headers,
         taken_out: HandleFilter,
         on_first: Callable[[], None],
+        on_said: Callable[[], None],
         on_handle: Callable[[bytes, str], None],
         on_last: Callable[[bytes], None] = lambda _: None,
         *,
@@ -45,6 +47,8 @@ class StreamRelay:
         self._headers = headers
         self._filter = taken_out
         self._on_first = on_first
+        self._on_said = on_said
+        self._said = False
         self._on_handle = on_handle
         self._on_last = on_last
         self._handle: bytes | None = None
@@ -108,6 +112,9 @@ class StreamRelay:
         if data:
             if not self._response.started:
                 self._start()
+            if not self._said and self._filter.says:
+                self._said = True
+                self._on_said()
             self._response.write(data, ends=ends)
 
     def _start(self) -> None:

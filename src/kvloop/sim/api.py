@@ -57,6 +57,13 @@ class _Answer:
     left: int = 0
     last_ns: int = 0
     params: Params = None
+    begun: bool = False
+
+    def begin(self) -> None:
+        """Say that it has begun, once, if it is a stream."""
+        if self.stream and not self.begun:
+            self.ready.append(self.form.begin(self.choices, self.usage))
+        self.begun = True
 
 
 class Api:
@@ -141,8 +148,8 @@ class Api:
         choices = [Choice(index, body) for index in range(len(requests))]
         now_ns = time.monotonic_ns()
         answer = _Answer(form, requests, choices, usage, bool(body.stream), now_ns, left=len(requests))
-        if answer.stream:
-            answer.ready.append(form.begin(choices, usage))
+        if form.announces:
+            answer.begin()
         for request, choice in zip(requests, choices, strict=True):
             self._submit(answer, request, choice)
         return answer
@@ -168,6 +175,7 @@ class Api:
                 self._time(answer, now_ns)
                 answer.usage.answer += answer_count(event.data)
                 answer.usage.cached = event.cached_tokens if handover is None else handover.cached_tokens
+                answer.begin()
                 news = choice.take(event.data)
                 if answer.stream and news:
                     answer.ready.append(answer.form.piece(choice, news))
@@ -175,6 +183,7 @@ class Api:
                     self._driver.abort(request.request_id)
                     self._ended(answer, choice, Finished(request.request_id, Reason.STOP, False), now_ns)
             else:
+                answer.begin()
                 self._ended(answer, choice, event, now_ns)
             if answer.stream or not answer.left:
                 answer.changed.set()

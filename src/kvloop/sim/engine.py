@@ -228,10 +228,10 @@ class Engine:
         comes_back = request.hop in (Hop.DECODE, Hop.ALONE) and request.retain and self.config.retains
         if reason is not Reason.ABORT and comes_back:
             handle = self.leases.retain(sequence, now_ns)
+        decoded = None if handle is None else decoded_turn(sequence)
         self.tables.give_up(sequence)
         del self._sequences[request.request_id]
         self.count("wrong_answers", sequence.wrong)
-        decoded = None if handle is None else decoded_turn(sequence)
         self._events.append(
             Finished(request.request_id, reason, sequence.wrong, turn, handover, handle, decoded)
         )

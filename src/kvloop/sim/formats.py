@@ -18,7 +18,9 @@ Params = dict[str, Any] | None
 
 
 class Format(Protocol):
-    """How one request's answer is written."""
+    """How one request's answer is written. `announces`: its stream begins before there is a token."""
+
+    announces: bool
 
     def begin(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """The events before the first token."""
@@ -52,6 +54,7 @@ def handle_event(params: Params) -> bytes:
 class _Chunked:
     """What chat and completions share: chunks with choices, usage in one of its own, the handle, the end."""
 
+    announces = False
     kind = ""
     chunk_kind = ""
 

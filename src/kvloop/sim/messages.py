@@ -20,6 +20,8 @@ Value = dict[str, Any]
 class Messages:
     """`/v1/messages`. There is one answer: a text, or a call of a tool."""
 
+    announces = False
+
     def __init__(self, identifier: str, model: str) -> None:
         self._head = {"id": identifier, "type": "message", "role": "assistant", "model": model}
 

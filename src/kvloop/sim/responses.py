@@ -21,6 +21,8 @@ _DONE = "completed"
 class Responses:
     """`/v1/responses`. There is one answer: a message, or a call of a tool."""
 
+    announces = True
+
     def __init__(self, identifier: str, model: str, created_s: int) -> None:
         self._head = {
             "id": f"resp_{identifier}",

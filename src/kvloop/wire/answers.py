@@ -23,6 +23,7 @@ from kvloop.wire.sse import HandleFilter
 PREVIOUS = "previous_response_id"
 _LAST_EVENT = re.compile(rb'"response\.(?:completed|incomplete|failed|cancelled)"')
 _ERROR = b'"error"'
+_ITEM = b'"response.output_item.added"'  # vLLM announces a response before its prompt has been computed
 _MESSAGE_ENDS = (b'"message_stop"', _ERROR)  # a quotation mark inside a text is escaped
 _LAST_TYPES = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 _RESPONSE_ENDS = (*(b'"%s"' % name.encode() for name in _LAST_TYPES), _ERROR)
@@ -63,7 +64,12 @@ class ResponseFilter(HandleFilter):
 
     def __init__(self, max_event_bytes: int, previous_id: str | None = None) -> None:
         super().__init__(max_event_bytes, ends=_RESPONSE_ENDS)
+        self.says = False
         self._previous_id = previous_id
+
+    def _passed(self, lines: bytes) -> bytes:
+        self.says = self.says or _ITEM in lines
+        return super()._passed(lines)
 
     def _found(self, lines: bytes, at: int) -> int:
         last = _LAST_EVENT.search(lines, at)

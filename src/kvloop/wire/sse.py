@@ -34,6 +34,7 @@ class HandleFilter:
     `ending`: how the answer ended, as far as it has come; known at the latest when the handle is.
     `last`: the object that ended the answer, in an API that has one; where it is to be had.
     `overlong`: the line under way is longer than the bound, and the stream cannot be used any further.
+    `says`: some of the answer itself has come, and not only the announcement of one.
     `failed`: what the engine has said instead of going on, where that is looked for.
     """
 
@@ -47,6 +48,7 @@ class HandleFilter:
         self.last: bytes | None = None
         self.overlong = False
         self.failed: str | None = None
+        self.says = True
         self._max_event_bytes = max_event_bytes
         self._spelling = spelling
         self._ends = ends
