@@ -68,6 +68,13 @@ def _sim(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[
     return lambda args, _: simulation.run(args)
 
 
+def _bench(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
+    from kvloop.bench.load import command
+
+    command.add_arguments(parser)
+    return lambda args, _: command.run(args)
+
+
 def _keygen(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
     from kvloop.local import api_key, secret
 
@@ -97,6 +104,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "run one vLLM server with the settings of its role", _engine, passes_unknown_on=True
         ),
         "sim": Command("simulate engines: the same protocols, modelled time, no model", _sim),
+        "bench": Command("measure conversations against endpoints, and compare deployments", _bench),
         "keygen": Command(
             "write the secret that engines of one deployment share, or add an API key", _keygen
         ),

@@ -46,7 +46,7 @@ def test_a_router_in_front_of_more_engines_knows_as_much() -> None:
     columns = {line.count("|") for line in (*HEADER.splitlines(), *map(table_line, sizes))}
     assert columns == {11}
     drawn = ET.fromstring(as_plot(sizes))
-    assert len(drawn.findall(f"{SVG}polyline")) == 4
+    assert len(drawn.findall(f".//{SVG}polyline")) == 4
     assert len(growth_rows(sizes)) == 4
 
 

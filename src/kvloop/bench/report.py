@@ -70,11 +70,19 @@ _HEAD = ("figure", "measured", "target", "verdict", "how")
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as aligned text, one line each, with a heading and a line break at the end."""
-    cells = [_HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
+    return aligned([_HEAD, *(_cells(row) for row in rows)])
+
+
+def aligned(lines: Sequence[Sequence[str]], numbers: bool = False) -> str:
+    """Lines of equally many cells as columns. `numbers`: all but the first column are set to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n"
-        for line in cells
+        "  ".join(
+            cell.rjust(width) if numbers and column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        + "\n"
+        for line in lines
     )
 
 

@@ -130,6 +130,12 @@ def build_engine_command(
     merged. Raises `UserError` where the flags contradict what the loop needs.
     """
     _check_flags(options.flags)
+    server = ["serve", options.model] if installation.has_command else ["--model", options.model]
+    argv = [sys.executable, "-m", installation.server_module, *server]
+    argv += _default_flags(options.flags, installation.is_cpu)
+    env = _environment(options, environment, installation.is_cpu)
+    if options.connector is Connector.NONE:
+        return EngineCommand((*argv, *options.flags.words), env, {})
     user_config = options.flags.value(TRANSFER_FLAG)
     transfer = TransferOptions(
         role=options.role,
@@ -142,8 +148,5 @@ def build_engine_command(
         keep_for_return=options.keep_for_return,
     )
     config = merge_transfer_config(transfer, read_user_config(user_config) if user_config is not None else {})
-    server = ["serve", options.model] if installation.has_command else ["--model", options.model]
-    argv = [sys.executable, "-m", installation.server_module, *server]
-    argv += _default_flags(options.flags, installation.is_cpu)
     argv += [*options.flags.without(TRANSFER_FLAG).words, TRANSFER_FLAG, json.dumps(config)]
-    return EngineCommand(tuple(argv), _environment(options, environment, installation.is_cpu), config)
+    return EngineCommand(tuple(argv), env, config)

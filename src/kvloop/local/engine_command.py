@@ -17,7 +17,7 @@ from kvloop.local.flags import VllmFlags
 from kvloop.local.installation import Installation, find_vllm
 from kvloop.local.models import resolve_model
 from kvloop.local.ports import free_port_run, require_free
-from kvloop.local.transfer_config import Connector, Role
+from kvloop.local.transfer_config import OFFERED, Connector, Role
 
 DEFAULT_CONTROL_PORT = 5570
 DEFAULT_SIDE_CHANNEL_PORT = 5600
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connector",
         default=Connector.KVLOOP.value,
-        choices=[connector.value for connector in Connector],
+        choices=[connector.value for connector in OFFERED],
         help="kvloop's connector, or vLLM's own bidirectional one for comparison (default: kvloop)",
     )
     parser.add_argument(

@@ -196,8 +196,8 @@ class Stack:
         names = [(Role.PREFILL, i) for i in range(self.config.prefill)]
         names += [(Role.DECODE, i) for i in range(self.config.decode)]
         ports = iter(free_ports(3 * len(names), HOST))
-        cores = engine_cores(len(names), self.config.pin)
-        for (role, index), core in zip(names, cores, strict=True):
+        cores = engine_cores(max(len(names), self.config.shares), self.config.pin)
+        for (role, index), core in zip(names, cores, strict=False):
             flags = engine_flags(self.config, role, model)
             http, control, side_channel = next(ports), next(ports), next(ports)
             ranks = data_parallel_ranks(flags)
@@ -210,7 +210,7 @@ class Stack:
                 control_port=control,
                 side_channel_port=side_channel,
                 connector=self.config.connector,
-                secret_file=str(self._secret) if self.config.connector is Connector.KVLOOP else None,
+                secret_file=None if self.config.connector is Connector.UPSTREAM else str(self._secret),
                 engine_id=f"{role}-{index}-{os.getpid()}-{http}",
                 cores=worker_cores(core, worker_count(flags)),
                 keep_for_return=self.config.returns,

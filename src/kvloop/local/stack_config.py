@@ -24,7 +24,8 @@ class StackConfig:
 
     `port` and `admin_port` are the router's (None: a free one), `returns` is `--return on|off`,
     `kv_cache_gib` is per CPU engine, `folder` holds logs and the secret (None: a temporary one), `pin` gives
-    each engine its own cores.
+    each engine its own cores, as many as if there were `shares` engines. A stack without a connector
+    is one of decode engines that serve alone.
     """
 
     model: str = TINY
@@ -45,12 +46,15 @@ class StackConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     kv_cache_gib: int = 1
     pin: bool = True
+    shares: int = 0
     folder: Path | None = None
     ready_timeout_s: float = READY_TIMEOUT_S
 
     def __post_init__(self) -> None:
         """Raises `UserError` where there is nothing to start."""
         for name, count in (("--prefill", self.prefill), ("--decode", self.decode)):
+            if name == "--prefill" and self.connector is Connector.NONE and count == 0:
+                continue
             if not 1 <= count <= MAX_ENGINES:
                 raise UserError(f"{name} must be from 1 to {MAX_ENGINES}, not {count}")
 

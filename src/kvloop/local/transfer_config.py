@@ -26,10 +26,15 @@ class Role(StrEnum):
 
 
 class Connector(StrEnum):
-    """Whose connector moves KV: ours, or vLLM's own for comparison."""
+    """Whose connector moves KV: ours, or vLLM's own for comparison; none where nothing is to move."""
 
     KVLOOP = "kvloop"
     UPSTREAM = "upstream"
+    NONE = "none"
+
+
+OFFERED = (Connector.KVLOOP, Connector.UPSTREAM)
+"""Those that prefill and decode engines can be started with."""
 
 
 @dataclass(frozen=True, slots=True)

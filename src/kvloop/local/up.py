@@ -24,7 +24,7 @@ from kvloop.local.server import describe_status
 from kvloop.local.simulated import DEFAULT_PROFILE, build_simulated, simulated_model
 from kvloop.local.stack import Stack
 from kvloop.local.stack_config import StackConfig
-from kvloop.local.transfer_config import Connector
+from kvloop.local.transfer_config import OFFERED, Connector
 
 DEFAULT_PORT = 8000
 WATCH_INTERVAL_S = 0.5
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--connector",
-        choices=[connector.value for connector in Connector],
+        choices=[connector.value for connector in OFFERED],
         default=Connector.KVLOOP.value,
         help="kvloop's connector, or vLLM's own bidirectional one for comparison (default: kvloop)",
     )

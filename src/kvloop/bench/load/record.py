@@ -123,7 +123,7 @@ def read(lines: Iterable[bytes], name: str) -> Iterator[Record]:
             continue
         try:
             record = _decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             if not line.endswith(b"\n") and number > 1:
                 return
             raise UserError(f"{name}, line {number}: {error}") from None

@@ -1,0 +1,1 @@
+"""What `kvloop bench` sends, records and reports."""
