@@ -6,7 +6,7 @@ from kvloop.bench.load.figures import figures_of, is_sound
 from kvloop.bench.load.leg import LegFigures
 from kvloop.bench.load.lengths import bucket_of, bucket_text
 from kvloop.bench.load.record import End, Record
-from kvloop.bench.load.spread import quantile, spread_of
+from kvloop.bench.load.spread import quantile, spread_of, told, told_of
 from tests.bench.load.made_up import MIB, asked, held, run_of, window
 
 
@@ -24,6 +24,8 @@ def test_spread() -> None:
     assert (spread.p90, spread.p99) == (pytest.approx(4.6), pytest.approx(4.96))
     assert quantile([1.0, 2.0], 0.25) == 1.25
     assert spread_of([None, 10**400]) is None
+    odd = [None, 0.0, 1e-12, -1e-12, 1e15, 1.1e15, 7, 10**400, float("nan"), float("-inf")]
+    assert told_of(odd) == [one for one in map(told, odd) if one is not None] == [0.0, 0.0, 1e15, 7.0]
 
 
 def test_warm_up_is_left_out_of_times_and_counted() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from kvloop.bench.trace import DEFAULT_TRACE
 from kvloop.bench.workload.agent import AgentOptions, made_up
+from kvloop.bench.workload.by_length import NAME as LENGTHS
+from kvloop.bench.workload.by_length import by_length
 from kvloop.bench.workload.distributions import Fixed
 from kvloop.bench.workload.options import RecordingOptions
 from kvloop.bench.workload.read import AGENT, FORMATS, read_workload
@@ -25,9 +27,9 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is asked")
     group.add_argument(
         "--workload",
-        choices=FORMATS,
+        choices=(*FORMATS, LENGTHS),
         default=AGENT,
-        help="made-up agents, or the format of --trace (default: %(default)s)",
+        help="made-up agents, two turns of given lengths, or the format of --trace (default: %(default)s)",
     )
     group.add_argument(
         "--trace", type=Path, metavar="FILE", help="a recording (agent-sessions: default is the one shipped)"
@@ -46,6 +48,12 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-answer-tokens", type=int, metavar="N", help="ask for no longer answers")
     group.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is drawn (default: 1)")
+    group.add_argument(
+        "--prompt-tokens",
+        type=_sizes,
+        metavar="N,N",
+        help="lengths: of the second turns, --conversations of each (default: 1)",
+    )
     made = parser.add_argument_group(
         "made-up agents", "Lengths and gaps are distributions, or fixed by these."
     )
@@ -66,6 +74,10 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
 
 def workload_of(args: argparse.Namespace, time_scale: float, warm_up: int) -> Workload:
     """What the flags describe, and `warm_up` conversations more. Raises `UserError`."""
+    if args.workload == LENGTHS:
+        return by_length(args.prompt_tokens or (), args.conversations or 1, more=warm_up, **_given(args))
+    if args.prompt_tokens is not None:
+        raise UserError("--prompt-tokens is for --workload lengths")
     if args.workload == AGENT:
         if args.trace is not None:
             raise UserError("--trace needs --workload with the file's format, or auto")
@@ -85,6 +97,20 @@ def workload_of(args: argparse.Namespace, time_scale: float, warm_up: int) -> Wo
         seed=args.seed,
     )
     return _shortened(read_workload(args.workload, path, options), args.max_answer_tokens)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"numbers of tokens, separated by commas, not {text!r}") from None
+
+
+def _given(args: argparse.Namespace) -> dict[str, int]:
+    given = {"answer_tokens": args.answer_tokens, "new_tokens": args.user_tokens}
+    if any(value is not None and value < 1 for value in given.values()):
+        raise UserError("--answer-tokens and --user-tokens must be at least 1")
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _agents(args: argparse.Namespace, time_scale: float, warm_up: int) -> AgentOptions:

@@ -48,44 +48,73 @@ def _add_whom(parser: argparse.ArgumentParser) -> None:
         "--compare", metavar="LEGS", help=f"start deployments and compare them, of {','.join(LEGS)}"
     )
     whom.add_argument(
-        "--model", metavar="NAME", help="(default: the first that is served; --compare: smollm2)"
+        "--model",
+        metavar="NAME",
+        help="what to ask for, or to serve (default: the first that is served; with --compare smollm2)",
     )
-    whom.add_argument("--api-key", metavar="KEY", help="for --url (default: $OPENAI_API_KEY)")
-    whom.add_argument("--prefill", type=int, default=1, metavar="N", help="--compare: prefill engines (1)")
-    whom.add_argument("--decode", type=int, default=1, metavar="N", help="--compare: decode engines (1)")
+    whom.add_argument("--api-key", metavar="KEY", help="sent to --url endpoints (default: $OPENAI_API_KEY)")
+    whom.add_argument(
+        "--prefill", type=int, default=1, metavar="N", help="with --compare: prefill engines (default: 1)"
+    )
+    whom.add_argument(
+        "--decode", type=int, default=1, metavar="N", help="with --compare: decode engines (default: 1)"
+    )
     whom.add_argument(
         "--prefill-cache",
         choices=("on", "off"),
         default="off",
-        help="--compare: prefill's own (default: off)",
+        help="with --compare: prefill's own prefix cache (default: off)",
     )
-    whom.add_argument("--policy", default="kv", metavar="NAME", help="--compare: the kvloop router's (kv)")
     whom.add_argument(
-        "--kv-cache-gib", type=int, default=2, metavar="N", help="--compare: of each engine (2)"
+        "--policy", default="kv", metavar="NAME", help="with --compare: the kvloop router's (default: kv)"
     )
-    whom.add_argument("--sim", metavar="PROFILE", help="--compare: simulated engines with this profile")
+    whom.add_argument(
+        "--kv-cache-gib",
+        type=int,
+        default=2,
+        metavar="N",
+        help="with --compare: KV memory of each CPU engine (default: 2)",
+    )
+    whom.add_argument("--sim", metavar="PROFILE", help="with --compare: simulated engines with this profile")
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how it is asked")
     how.add_argument(
-        "--arrival", choices=("closed", "open"), default="closed", help="a closed loop, or recorded starts"
+        "--arrival",
+        choices=("closed", "open"),
+        default="closed",
+        help="conversations begin when others end, or at their own times (default: closed)",
     )
     how.add_argument(
-        "--concurrency", type=int, default=1, metavar="N", help="closed: conversations at once (1)"
+        "--concurrency",
+        type=int,
+        default=1,
+        metavar="N",
+        help="conversations at once, in a closed loop (default: 1)",
     )
     how.add_argument(
         "--time-scale",
         type=float,
         default=1.0,
         metavar="F",
-        help="multiply gaps and starts; 0: no pauses (1)",
+        help="multiply gaps and starts; 0 leaves no pauses (default: 1)",
     )
-    how.add_argument("--rounds", type=int, default=3, metavar="N", help="how often legs take turns (3)")
     how.add_argument(
-        "--warm-up", type=int, metavar="N", help="conversations beforehand (default: one a pair)"
+        "--rounds", type=int, default=3, metavar="N", help="how often legs take turns (default: 3)"
     )
-    how.add_argument("--api", choices=[api.value for api in Api], default=Api.CHAT.value, help="(chat)")
+    how.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help="conversations that count for nothing (default: one for each pair of engines)",
+    )
+    how.add_argument(
+        "--api",
+        choices=[api.value for api in Api],
+        default=Api.CHAT.value,
+        help="which of the endpoint's (default: chat)",
+    )
     how.add_argument("--no-stream", action="store_true", help="whole answers: no time to first token")
     how.add_argument(
         "--natural-lengths",
@@ -103,7 +132,9 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--extra-body", type=_object, default={}, metavar="JSON", help="fields for every request"
     )
-    how.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="without a byte (600)")
+    how.add_argument(
+        "--timeout-s", type=float, default=600.0, metavar="S", help="an answer may stand still (default: 600)"
+    )
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -89,7 +89,9 @@ def _table(section: Section) -> str:
         f'<tr><th scope="row">{escape(what)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
         for what, cells in section.rows
     )
+    title = escape(section.title)
     return (
-        f'<div class="wide"><table><caption>{escape(section.title)}</caption>\n'
+        f'<div class="wide" role="region" aria-label="{title}" tabindex="0"><table>'
+        f"<caption>{title}</caption>\n"
         f"<thead><tr><td></td>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
     )
