@@ -92,14 +92,14 @@ async def test_what_engines_hold_is_sampled() -> None:
     """Bytes are added up, usage is the mean; an engine that does not answer counts for nothing, and a leg
     without engines has no samples."""
     async with engines(lambda _: json_answer(METRICS.encode())) as (engine,):
-        sample = await Watch(decode=[engine.url, engine.url]).sample("kvloop", 3, 1.5)
+        sample = await Watch(holders=[engine.url, engine.url]).sample("kvloop", 3, 1.5)
         assert sample is not None
         assert (sample.leg, sample.round, sample.held_bytes, sample.kv_usage) == ("kvloop", 3, 241.0, 0.25)
-        totals = await Watch(decode=[engine.url], prefill=[engine.url]).totals()
+        totals = await Watch(engines=[engine.url, engine.url]).totals()
         assert totals.transfer_s == 0.02
         assert totals.transferred_bytes is None
         assert totals.cpu_s is None
-    gone = await Watch(decode=["http://127.0.0.1:9"]).sample("x", 0, 0.0)
+    gone = await Watch(holders=["http://127.0.0.1:9"]).sample("x", 0, 0.0)
     assert gone is not None
     assert gone.held_bytes is None
     assert await Watch().sample("x", 0, 0.0) is None

@@ -15,14 +15,14 @@ from kvloop.cli import main
 
 SMALL = "--turns 3 --system-tokens 1500 --user-tokens 100 --tool-tokens 100 --answer-tokens 8 --fork-share 0"
 FLAGS = [*SMALL.split(), "--conversations", "2", "--time-scale", "0", "--rounds", "2"]
-LEGS = "one-way,kvloop,aggregated"
+LEGS = "one-way,kvloop,return,aggregated"
 
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The raw file of a run over three simulated legs."""
+    """The raw file of a run over four simulated legs."""
     path = tmp_path_factory.mktemp("bench") / "raw.jsonl"
-    flags = ["--compare", LEGS, "--sim", "qwen3-32b-h200", "--policy", "sticky", *FLAGS]
+    flags = ["--compare", LEGS, "--sim", "qwen3-32b-h200", *FLAGS]
     assert main(["bench", *flags, "--out", str(path)]) == 0
     return path
 
@@ -44,16 +44,17 @@ def test_every_leg_is_asked_the_same(raw: Path) -> None:
     assert len(set(map(tuple, map(sorted, asked.values())))) == 1
     assert all(len(turns) == 6 for turns in asked.values())
     windows = [(one.round, one.leg) for one in records if isinstance(one, Window)]
-    assert windows[:3] == [(-1, leg) for leg in LEGS.split(",")]
-    assert [leg for number, leg in windows if number == 1] == ["kvloop", "aggregated", "one-way"]
+    assert windows[:4] == [(-1, leg) for leg in LEGS.split(",")]
+    assert [leg for number, leg in windows if number == 1] == ["kvloop", "return", "aggregated", "one-way"]
 
 
 def test_what_is_reused_is_what_the_leg_is(raw: Path) -> None:
-    """One-way computes all; kvloop reads later turns back, and says how long that took; the aggregated
-    engine finds them in its own cache."""
+    """One-way computes all; kvloop goes its own ways, and reads later turns back where it is told to, and
+    says how long that took; the aggregated engine finds them in its own cache."""
     assert {one.reused_tokens for one in requests(raw, "one-way")} == {0}
     assert {one.cached_tokens for one in requests(raw, "one-way")} == {0}
-    for one in requests(raw, "kvloop"):
+    assert {one.route for one in requests(raw, "kvloop")} <= {"recompute", "return", "append"}
+    for one in requests(raw, "return"):
         assert one.compute_ms is not None
         if one.turn:
             assert one.route == "return"
@@ -102,7 +103,7 @@ def test_a_wrong_answer_fails_the_run(raw: Path, tmp_path: Path, capsys: pytest.
 MISTAKES = {
     "nobody to ask": ([], "--url"),
     "both": (["--url", "http://a", "--compare", "kvloop"], "--url"),
-    "no such leg": (["--compare", "kvloop,best"], "one-way,upstream,kvloop,aggregated"),
+    "no such leg": (["--compare", "kvloop,best"], "one-way,upstream,kvloop,return,aggregated"),
     "a leg twice": (["--compare", "kvloop,kvloop"], "each once"),
     "no URL": (["--url", "localhost:8000"], "http://HOST:PORT"),
     "nobody there": (["--url", "http://127.0.0.1:9"], "/v1/models"),

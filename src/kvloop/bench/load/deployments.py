@@ -3,6 +3,7 @@
     one-way      the engines of the kvloop leg, behind a router that returns nothing
     upstream     vLLM's own bidirectional connector, on engines of its own
     kvloop       as delivered
+    return       the same engines, behind a router that reads back whatever there is (`--policy sticky`)
     aggregated   one vLLM engine with its prefix cache on, on as many cores as one of the two: the floor
 
 One leg at a time is asked, and legs take turns. Upstream's engines do not rest while they hold anything, so
@@ -23,16 +24,19 @@ from kvloop.local.stack_config import StackConfig
 from kvloop.local.transfer_config import Connector
 from kvloop.local.up import CLAIM_TIMEOUT_MS
 
-ONE_WAY, UPSTREAM, KVLOOP, AGGREGATED = "one-way", "upstream", "kvloop", "aggregated"
-LEGS = (ONE_WAY, UPSTREAM, KVLOOP, AGGREGATED)
+ONE_WAY, UPSTREAM, KVLOOP, RETURN, AGGREGATED = "one-way", "upstream", "kvloop", "return", "aggregated"
+LEGS = (ONE_WAY, UPSTREAM, KVLOOP, RETURN, AGGREGATED)
 PATIENT = ("--prefill-timeout-s", "600")
 """A router's flags: a long prompt on a slow core is to be measured, not given up."""
+_BESIDE = MappingProxyType({ONE_WAY: ("--return", "off"), RETURN: ("--policy", "sticky")})
+"""Routers in front of the kvloop leg's engines, with their flags."""
 _CACHE_OFF = "--no-enable-prefix-caching"
 _DESCRIPTIONS = MappingProxyType(
     {
         ONE_WAY: "prefill and decode, KV from prefill to decode only",
         UPSTREAM: "prefill and decode with vLLM's own bidirectional NixlConnector",
         KVLOOP: "prefill and decode with kvloop",
+        RETURN: "the same, every later turn read back by prefill",
         AGGREGATED: "one vLLM engine with a warm prefix cache, on as many cores as one of the two",
     }
 )
@@ -108,12 +112,15 @@ def _stack(machine: Machine, config: StackConfig, say: Callable[[str], None]) ->
     return Stack(config, build=build, model=model, say=say)
 
 
-def _side(name: str, stack: Stack, router: Router | None, *, rests: bool = False) -> Side:
+def _side(
+    name: str, stack: Stack, router: Router | None, *, rests: bool = False, is_sampled: bool = True
+) -> Side:
+    """`is_sampled`: what these engines hold is this leg's, and no other's."""
     engines = [*stack.prefill, *stack.decode]
     url = stack.url if router is None else router.url
     watch = Watch(
-        decode=[engine.url for engine in stack.decode],
-        prefill=[engine.url for engine in stack.prefill],
+        engines=[engine.url for engine in engines],
+        holders=[engine.url for engine in stack.decode] if is_sampled else [],
         pids=[one.pid for one in (*engines, *([] if router is None else [router]))],
     )
 
@@ -123,7 +130,7 @@ def _side(name: str, stack: Stack, router: Router | None, *, rests: bool = False
     return Side(
         Leg(name, _DESCRIPTIONS[name], url),
         watch,
-        admin_url=router.admin_url if router is not None and name == KVLOOP else None,
+        admin_url=router.admin_url if router is not None and name in (KVLOOP, RETURN, ONE_WAY) else None,
         wake=each(_go_on) if rests else _nothing,
         rest=each(_stand_still) if rests else _nothing,
     )
@@ -146,17 +153,21 @@ def deployed(machine: Machine, legs: Sequence[str], say: Callable[[str], None]) 
         raise UserError("--sim has no engines with vLLM's own connector: leave out upstream")
     sides: dict[str, Side] = {}
     with ExitStack() as stacks:
-        if {ONE_WAY, KVLOOP} & set(legs):
-            say("starting the engines of " + " and ".join(leg for leg in (ONE_WAY, KVLOOP) if leg in legs))
+        if shared := [leg for leg in (KVLOOP, RETURN, ONE_WAY) if leg in legs]:
+            say("starting the engines of " + " and ".join(shared))
             config = _config(machine, Connector.KVLOOP, machine.router_flags)
             pair = stacks.enter_context(_stack(machine, config, say))
-            sides[KVLOOP] = _side(KVLOOP, pair, pair.router)
-            if ONE_WAY in legs:
-                one_way = pair.add_router(ONE_WAY, ("--return", "off", *PATIENT))
-                sides[ONE_WAY] = _side(ONE_WAY, pair, one_way)
+            keeps_alone = not {KVLOOP, RETURN} <= set(legs)
+            sides[KVLOOP] = _side(KVLOOP, pair, pair.router, is_sampled=keeps_alone)
+            for name, flags in _BESIDE.items():
+                if name in legs:
+                    router = pair.add_router(name, (*flags, *PATIENT))
+                    is_sampled = keeps_alone and name == RETURN
+                    sides[name] = _side(name, pair, router, is_sampled=is_sampled)
         if UPSTREAM in legs:
             say("starting the engines of upstream")
-            theirs = stacks.enter_context(_stack(machine, _config(machine, Connector.UPSTREAM), say))
+            config = _config(machine, Connector.UPSTREAM, _BESIDE[RETURN])
+            theirs = stacks.enter_context(_stack(machine, config, say))
             sides[UPSTREAM] = _side(UPSTREAM, theirs, theirs.router, rests=True)
             sides[UPSTREAM].rest()
         if AGGREGATED in legs:

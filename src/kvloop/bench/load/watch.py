@@ -52,20 +52,21 @@ class Totals:
 
 
 class Watch:
-    """One leg's engines, by URL, and its processes, by the roots of their trees."""
+    """One leg's engines, by URL, those of them whose memory is this leg's alone, and its processes, by the
+    roots of their trees."""
 
     def __init__(
-        self, decode: Sequence[str] = (), prefill: Sequence[str] = (), pids: Sequence[int] = ()
+        self, engines: Sequence[str] = (), holders: Sequence[str] = (), pids: Sequence[int] = ()
     ) -> None:
-        self._decode = tuple(decode)
-        self._engines = (*prefill, *decode)
+        self._engines = tuple(engines)
+        self._holders = tuple(holders)
         self._pids = tuple(pids)
 
     async def sample(self, leg: str, round_number: int, at_s: float) -> Sample | None:
-        """What its decode engines hold now; None where nobody can tell."""
-        if not self._decode:
+        """What they hold now; None where nobody can tell."""
+        if not self._holders:
             return None
-        said = [await asyncio.to_thread(scrape, url) for url in self._decode]
+        said = [await asyncio.to_thread(scrape, url) for url in self._holders]
         usage = [one[KV_USAGE] for one in said if KV_USAGE in one]
         return Sample(
             leg=leg,

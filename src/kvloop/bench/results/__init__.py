@@ -1,0 +1,1 @@
+"""What docs/results.md says, measured and written by one command."""
