@@ -116,6 +116,10 @@ MISTAKES = {
     "negative warm-up": (["--url", "http://a", "--warm-up", "-1"], "--warm-up"),
     "two legs of a name": (["--url", "a=http://a", "--url", "a=http://b"], "two legs"),
     "a folder for a file": (["--compare", "kvloop", "--sim", "instant", "--out", "."], ". is there already"),
+    "a file nowhere": (
+        ["--compare", "kvloop", "--sim", "instant", "--out", "no/x"],
+        "no/x is there already, or",
+    ),
     "no raw file": (["report", "missing.jsonl"], "missing.jsonl"),
 }
 

@@ -54,14 +54,17 @@ def run(args: argparse.Namespace) -> int:
     path: Path = args.out or Path(time.strftime("bench-%Y%m%d-%H%M%S.jsonl"))
     wanted = args.prefill * args.decode if args.warm_up is None else args.warm_up
     warm_up, workload = split_warm_up(workload_of(args, 1.0, wanted), wanted)
+    if path.exists() or not path.absolute().parent.is_dir():  # before anything is started
+        raise UserError(f"{path} is there already, or its folder is not: --out has to name a new file")
     course = Course(min(args.rounds, len(workload.conversations)), pace_of(args), warm_up)
     try:
         with _sides(args) as sides, path.open("xb") as raw:
             interrupted = uvloop.run(_run(args, sides, workload, course, raw))
-    except FileExistsError:
-        raise UserError(f"{path} is there already: --out has to name a new file") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
+    except KeyboardInterrupt:
+        say("interrupted before anything was asked")
+        return INTERRUPTED
     say(f"every request is in {path}")
     status = run_report(argparse.Namespace(raw=path, html=args.html, json=args.json))
     return INTERRUPTED if interrupted else status
