@@ -97,7 +97,8 @@ def fit(profile: Profile, points: Sequence[Point]) -> Profile:
     base, prompt, token, pair, setup, read = least_squares(rows, wanted)
     step = Step(round(base), round(prompt), round(token), round(1000 * pair))
     transfer = Transfer(setup_ns=round(setup), block_ns=0, token_ns=round(read))
-    return msgspec.structs.replace(profile, step=step, transfer=transfer)
+    fitted = max(point.tokens for point in points)
+    return msgspec.structs.replace(profile, step=step, transfer=transfer, fitted_tokens=fitted, caveat="")
 
 
 def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
@@ -175,7 +176,8 @@ def rendered(profile: Profile, points: Sequence[Point]) -> str:
         f"{1e3 * expected_s(profile, point.what, point.tokens):>6.0f} ms"
         for point in points
     ]
-    for name, value in msgspec.structs.asdict(profile).items():
+    fields = msgspec.structs.asdict(profile).items()
+    for name, value in sorted(fields, key=lambda field: isinstance(field[1], msgspec.Struct)):
         if isinstance(value, msgspec.Struct):
             lines += ["", f"[{name}]"]
             lines += [f"{key} = {number:_}" for key, number in msgspec.structs.asdict(value).items()]

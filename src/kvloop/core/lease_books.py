@@ -76,6 +76,10 @@ class LeaseBooks:
         """Block references held by leases; a block that two leases share counts twice."""
         return self._held.count
 
+    def block_ids(self) -> set[int]:
+        """The blocks that leases hold, each once, of all KV cache groups."""
+        return {block for lease in self._leases.values() for group in lease.blocks for block in group}
+
     def least_worth(self) -> str | None:
         """The lease that could be reclaimed at the least expected loss (see `worth`), or None."""
         return self._unclaimed.least()

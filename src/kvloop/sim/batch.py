@@ -125,6 +125,7 @@ class Batch:
                 self._running.remove(sequence)
                 host.finish(sequence, reason, now_ns)
         host.count("steps", step.times)
+        host.count("busy_ns", step.times * step.step_ns)
         self._begin(now_ns)
 
     def _begin(self, now_ns: int) -> None:

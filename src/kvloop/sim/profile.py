@@ -17,7 +17,8 @@ import msgspec
 from kvloop.errors import UserError
 from kvloop.sim.memory import cell_size
 
-Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Nanoseconds = NotNegative
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 _SUFFIX = ".toml"
 
@@ -75,15 +76,21 @@ class Frontend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model on a machine, as time and space."""
+    """A model on a machine, as time and space.
+
+    `fitted_tokens`: the longest prompt that its times were fitted at, 0 where that is not known. `caveat`: what
+    else to know before believing them.
+    """
 
     title: str
     model: str
-    kv_token_bytes: Nanoseconds  # 0: not known
+    kv_token_bytes: NotNegative  # 0: not known
     limits: Limits
     frontend: Frontend
     step: Step
     transfer: Transfer
+    fitted_tokens: NotNegative = 0
+    caveat: str = ""
 
     def __post_init__(self) -> None:
         cell_size(self.limits.block_tokens)

@@ -25,8 +25,13 @@ Piece = tuple[str, int, int]  # of a block: stretch, where it begins in it, toke
 
 
 def to_recorded(workload: Workload) -> list[RecordedSession]:
-    """Its conversations as recorded sessions. UserError for a prompt that no engine holds."""
-    return [RecordedSession(one.name, tuple(_turns(one))) for one in workload.conversations]
+    """Its conversations as recorded sessions, with their starts where these differ. UserError for a prompt
+    that no engine holds."""
+    has_starts = any(one.start_s for one in workload.conversations)
+    return [
+        RecordedSession(one.name, tuple(_turns(one)), round(one.start_s * NS_PER_S) if has_starts else None)
+        for one in workload.conversations
+    ]
 
 
 def _turns(conversation: Conversation) -> Iterator[RecordedTurn]:

@@ -87,7 +87,8 @@ class Filing:
         times = KeeperTimes(plan.renew_ms * MS, plan.lease_term_ms * MS, self._ttl_ns)
         model = ReturnModel(self._ttl_ns, self._ttl_ns // plan.break_even_parts)
         self.keeper = Keeper(model, times, fixed=plan.fixed_leases)
-        self._pinned = plan.pinned_leases
+        self._pinned = plan.pinned_leases or not plan.returns
+        self._returns = plan.returns
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._wakes_ns = -1
         self._is_over = False
@@ -132,7 +133,8 @@ class Filing:
             assert match is not None
             return match.turn.held_tokens * depth // max(1, match.turn.depth)
 
-        return believed(match, len(ask.text), before, None)
+        found_it = believed(match, len(ask.text), before, None)
+        return found_it if self._returns else found_it._replace(can_return=False)
 
     def file(self, ask: Ask, found: Found, handle: str, engine: str, prompt: Prompt) -> None:
         """A turn has ended and left a handle."""

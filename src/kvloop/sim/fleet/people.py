@@ -74,6 +74,7 @@ class People:
         self.returned_tokens = 0
         self.turns_returning = 0
         self.first_token_ns = array("q")
+        self.hears: Callable[[Turn, Reply], None] | None = None  # told of each turn that is answered
         self._plan = plan
         self._routers = routers
         self._chance = chance
@@ -247,6 +248,8 @@ class People:
             returned = int(str(reply.turn["returned_tokens"]))
             self.returned_tokens += returned
             self.turns_returning += returned > 0
+        if self.hears is not None:
+            self.hears(turn, reply)
         if reply.first_ns:
             self.first_token_ns.append(reply.first_ns - turn.began_ns)
         self._go_on(talk, turn)

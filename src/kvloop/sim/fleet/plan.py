@@ -48,6 +48,7 @@ class Plan:
     append_tokens: int = 0  # of a turn, that decode may compute by itself
     fixed_leases: bool = False
     pinned_leases: bool = False  # as upstream: nobody renews, supersedes or revives a lease
+    returns: bool = True  # False: nothing is kept for a next turn, and nothing read back
     break_even_parts: int = 4  # the TTL is so many break-even times
     # traffic
     conversations: int = 12

@@ -53,6 +53,17 @@ class Players(People):
         self._played: dict[str, _Played] = {}
         self._begun: list[tuple[str, _Played]] = []
 
+    def open_the_doors(self) -> None:
+        """Let conversations come when they did in the recording, or where that is not known as plans say."""
+        if any(session.start_ns is None for session in self._sessions):
+            super().open_the_doors()
+            return
+        starts = [(session.start_ns or 0, place) for place, session in enumerate(self._sessions)]
+        starts.sort()
+        self._ahead = [self._sessions[place] for _, place in reversed(starts)]
+        for start_ns, _ in starts:
+            self.around.loop.after(start_ns, self._begin)
+
     def _begin(self, _: Talk | None = None) -> None:
         """The next of the sessions, in an order that is drawn anew when all have been played."""
         plan, chance = self._plan, self._chance

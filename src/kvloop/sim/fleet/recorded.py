@@ -70,10 +70,12 @@ class RecordedTurn(msgspec.Struct, frozen=True):
 
 
 class RecordedSession(msgspec.Struct, frozen=True):
-    """A conversation's requests in order of start; there is at least one."""
+    """A conversation's requests in order of start; there is at least one. `start_ns`: when the first came,
+    None where that was not recorded."""
 
     name: str
     turns: tuple[RecordedTurn, ...]
+    start_ns: int | None = None
 
 
 def read_recorded(path: Path) -> list[RecordedSession]:

@@ -34,8 +34,8 @@ PREFILL_TIMEOUT_NS = 60 * S
 class Reply(Struct, frozen=True):
     """What a client gets: the answer's tokens, and why there are no more, if there should be.
 
-    `body`: the bytes that the answer comes in. `turn`: prefill's account. `first_ns`: when the first token
-    was there, 0 if that is not known.
+    `body`: the bytes that the answer comes in. `turn`: prefill's account, `decoded`: that of a decode engine
+    that computed the prompt alone. `first_ns`: when the first token was there, 0 if that is not known.
     """
 
     data: bytes
@@ -43,6 +43,7 @@ class Reply(Struct, frozen=True):
     body: bytes = b""
     turn: dict[str, object] | None = None
     first_ns: int = 0
+    decoded: dict[str, object] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -249,7 +250,8 @@ class RouterNode:
         if handle is not None:
             self.filing.file(run.ask, run.found, handle, known.node.name, run.progress.prompt)
             self.around.handles.append(handle)
-        self._end(run, Reply(said, "", body, run.turn, run.first_ns))
+        decoded = event.decoded if kind is Kind.ALONE else None
+        self._end(run, Reply(said, "", body, run.turn, run.first_ns, decoded))
 
     def _failed(self, run: _Run, kind: Kind, trouble: Trouble, said: bytes = b"") -> None:
         self.around.note(self.name, "fails", run.request_id, trouble.value)
