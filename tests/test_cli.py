@@ -29,7 +29,8 @@ def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None
     """With the ones that exist."""
     assert main(["start"]) == 2
     assert capsys.readouterr().err == (
-        "kvloop: there is no command 'start': choose from up, route, explain, engine, sim, bench, keygen\n"
+        "kvloop: there is no command 'start': choose from up, route, explain, engine, sim, bench, plan, "
+        "keygen\n"
     )
 
 

@@ -75,6 +75,13 @@ def _bench(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, lis
     return lambda args, _: command.run(args)
 
 
+def _plan(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
+    from kvloop.bench.planning import command
+
+    command.add_arguments(parser)
+    return lambda args, _: command.run(args)
+
+
 def _keygen(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace, list[str]], int]:
     from kvloop.local import api_key, secret
 
@@ -105,6 +112,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "sim": Command("simulate engines: the same protocols, modelled time, no model", _sim),
         "bench": Command("measure conversations against endpoints, and compare deployments", _bench),
+        "plan": Command("say what each way to serve recorded traffic would give, and choose settings", _plan),
         "keygen": Command(
             "write the secret that engines of one deployment share, or add an API key", _keygen
         ),

@@ -78,8 +78,8 @@ class Frontend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model on a machine, as time and space.
 
-    `fitted_tokens`: the longest prompt that its times were fitted at, 0 where that is not known. `caveat`: what
-    else to know before believing them.
+    `fitted_tokens`: the longest prompt that its times were fitted at, 0 where that is not known. `caveat`:
+    what else to know before believing them.
     """
 
     title: str
