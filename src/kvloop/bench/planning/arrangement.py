@@ -53,12 +53,18 @@ class Arrangement:
         """Prefill and decode engines, in a word."""
         return f"{self.prefill}:{self.decode}"
 
+    def __str__(self) -> str:
+        """For a line of progress."""
+        if self.way is Way.ONE_WAY:
+            return f"{self.way}, {self.ratio}"
+        return f"{self.way}, {self.ratio}, leases {self.leases}, threshold {self.threshold_tokens}"
+
     @property
     def leases(self) -> str:
         """How long decode keeps a turn, in words."""
         if self.way is Way.ONE_WAY:
             return "none"
-        return "adaptive" if self.ttl_s is None else f"{self.ttl_s} s, fixed"
+        return "adaptive" if self.ttl_s is None else f"{self.ttl_s} s"
 
 
 def one_way(prefill: int, decode: int) -> Arrangement:
@@ -88,7 +94,8 @@ def require_room(traffic: Traffic, profile: Profile, name: str) -> None:
         scale = traffic.asked.scale * longest / most
         raise UserError(
             f"the longest prompt and its answer are {longest:,} tokens, and an engine of {name} takes "
-            f"{most:,}: divide all lengths by --scale {scale + 0.05:.1f}, or end conversations by --max-prompt-tokens"
+            f"{most:,}: divide all lengths by --scale {scale + 0.05:.1f}, or end conversations by "
+            "--max-prompt-tokens"
         )
 
 

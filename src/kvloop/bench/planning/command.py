@@ -10,10 +10,7 @@ rules. Everything on stdout is the plan; progress is on stderr. Exit status 2 fo
 import argparse
 import json
 import sys
-import textwrap
 import time
-from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from kvloop.bench.planning.arrangement import (
@@ -24,20 +21,16 @@ from kvloop.bench.planning.arrangement import (
     require_room,
     upstream,
 )
-from kvloop.bench.planning.choose import Chosen, most_runs, search
+from kvloop.bench.planning.choose import most_runs, search
 from kvloop.bench.planning.extrapolation import extrapolated
-from kvloop.bench.planning.run import Bench, Came
-from kvloop.bench.planning.settings import lines
-from kvloop.bench.planning.tables import as_json, settings_as_json, table
-from kvloop.bench.planning.traffic import Asked, Traffic, read_traffic
+from kvloop.bench.planning.planned import Planned
+from kvloop.bench.planning.run import Came, Runs
+from kvloop.bench.planning.traffic import Asked, read_traffic
 from kvloop.bench.run import say
 from kvloop.bench.trace import DEFAULT_TRACE
 from kvloop.bench.workload.read import AGENT, AUTO, FORMATS
 from kvloop.errors import UserError
 from kvloop.sim.profile import built_in, load_profile
-
-FORMAT = 1
-WIDTH = 110
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,24 +107,35 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     require_room(traffic, profile, args.profile)
-    bench = Bench(traffic, profile, args.prefill_cache == "on", args.seed)
-    runs = 2 + most_runs(start, may_change_ratio=may_change_ratio, is_quick=args.quick)
-    say(f"{len(traffic.sessions)} conversations, {traffic.turns:,} turns; about {runs} runs of them")
-    progress = _Progress(bench, runs)
-    ratio = start.prefill, start.decode
-    first = [progress.play(one) for one in (one_way(*ratio), upstream(*ratio), kvloop(*ratio))]
-    chosen = search(start, progress.play, may_change_ratio=may_change_ratio, is_quick=args.quick)
-    columns = _columns(first, chosen[-1].came, progress)
-    said = extrapolated(traffic, profile, args.profile, list(bench.played.values()))
-    minutes = (time.monotonic() - began_s) / 60
-    sys.stdout.write(_text(args, traffic, columns, chosen, said, bench, minutes))
+    runs = Runs(traffic, profile, args.prefill_cache == "on", args.seed)
+    planned = _plan(args, runs, start, may_change_ratio=may_change_ratio)
+    sys.stdout.write(planned.text((time.monotonic() - began_s) / 60))
     if args.json is not None:
-        plan = _as_json(args, traffic, columns, chosen, said, bench)
         try:
-            args.json.write_text(json.dumps(plan, indent=2, allow_nan=False) + "\n")
+            args.json.write_text(json.dumps(planned.as_json(), indent=2, allow_nan=False) + "\n")
         except OSError as error:
             raise UserError(f"--json {args.json}: {error.strerror}") from None
     return 0
+
+
+def _plan(args: argparse.Namespace, runs: Runs, start: Arrangement, *, may_change_ratio: bool) -> Planned:
+    traffic = runs.traffic
+    wanted = 2 + most_runs(start, may_change_ratio=may_change_ratio, is_quick=args.quick)
+    say(f"{len(traffic.sessions)} conversations, {traffic.turns:,} turns; about {wanted} runs of them")
+    progress = _Progress(runs, wanted)
+    ratio = start.prefill, start.decode
+    first = [progress.play(one) for one in (one_way(*ratio), upstream(*ratio), kvloop(*ratio))]
+    chosen = search(start, progress.play, may_change_ratio=may_change_ratio, is_quick=args.quick)
+    columns = [(one.arrangement.way.value, one) for one in first]
+    best = chosen[-1].came
+    if best is not first[-1]:
+        ratio = best.arrangement.prefill, best.arrangement.decode
+        if best.arrangement.ratio != start.ratio:
+            others = [progress.play(one) for one in (one_way(*ratio), upstream(*ratio))]
+            columns += [(f"{one.arrangement.way}, {one.arrangement.ratio}", one) for one in others]
+        columns.append(("kvloop, chosen", best))
+    said = extrapolated(traffic, runs.profile, args.profile, list(runs.played.values()))
+    return Planned(args.profile, runs, columns, chosen, said)
 
 
 def _start(args: argparse.Namespace) -> tuple[Arrangement, bool]:
@@ -154,104 +158,18 @@ def _start(args: argparse.Namespace) -> tuple[Arrangement, bool]:
 class _Progress:
     """Plays arrangements, and says how far it is."""
 
-    def __init__(self, bench: Bench, runs: int) -> None:
-        self._bench = bench
+    def __init__(self, runs: Runs, wanted: int) -> None:
         self._runs = runs
+        self._wanted = wanted
         self._began_s = time.monotonic()
 
     def play(self, arrangement: Arrangement) -> Came:
         """What it comes to."""
-        played = self._bench.played
+        played = self._runs.played
         if arrangement not in played:
             left = ""
             if played:
                 each_s = (time.monotonic() - self._began_s) / len(played)
-                left = f", about {each_s * max(1, self._runs - len(played)):.0f} s left"
-            threshold = f"threshold {arrangement.threshold_tokens}"
-            say(
-                f"{len(played) + 1} of about {self._runs}: {arrangement.way}, {arrangement.ratio}, leases "
-                f"{arrangement.leases}, {threshold}{left}"
-            )
-        return self._bench.play(arrangement)
-
-
-def _columns(first: Sequence[Came], best: Came, progress: _Progress) -> list[tuple[str, Came]]:
-    """What is compared: the three as they are delivered, and what was chosen beside the others with as many
-    engines of each kind."""
-    columns = [(one.arrangement.way.value, one) for one in first]
-    arrangement = best.arrangement
-    if best is first[-1]:
-        return columns
-    if arrangement.ratio != first[0].arrangement.ratio:
-        ratio = arrangement.prefill, arrangement.decode
-        columns += [
-            (f"{other.way}, {other.ratio}", progress.play(other))
-            for other in (one_way(*ratio), upstream(*ratio))
-        ]
-    return [*columns, ("kvloop, chosen", best)]
-
-
-def _floor(bench: Bench, came: Came) -> Came | None:
-    return bench.played.get(one_way(came.arrangement.prefill, came.arrangement.decode))
-
-
-def _text(
-    args: argparse.Namespace,
-    traffic: Traffic,
-    columns: Sequence[tuple[str, Came]],
-    chosen: Sequence[Chosen],
-    said: Sequence[str],
-    bench: Bench,
-    minutes: float,
-) -> str:
-    profile, best = bench.profile, chosen[-1].came
-    figures = table(columns, lambda came: _floor(bench, came), profile.kv_token_bytes)
-    head = (
-        f"{traffic.source}\n{len(traffic.sessions):,} conversations played, {traffic.turns:,} turns, "
-        f"{traffic.prompt_tokens:,} prompt tokens, {traffic.per_hour:,.0f} conversations an hour\n"
-        f"{args.profile}: {profile.title}; prefill's own cache is {args.prefill_cache}\n"
-    )
-    parts = [
-        head,
-        figures,
-        "Settings for this traffic:\n\n" + "".join(f"  {line}\n" for line in lines(best.arrangement)),
-        "Why:\n\n" + "".join(_point(f"{one.what}: {one.why}") for one in chosen),
-        "Extrapolated, and otherwise not known:\n\n" + "".join(map(_point, said)),
-        f"{len(bench.played)} runs, one setting changed at a time, in {minutes:.1f} minutes.\n",
-    ]
-    return "\n" + "\n".join(parts)
-
-
-def _point(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  * ", subsequent_indent="    ") + "\n"
-
-
-def _as_json(
-    args: argparse.Namespace,
-    traffic: Traffic,
-    columns: Sequence[tuple[str, Came]],
-    chosen: Sequence[Chosen],
-    said: Sequence[str],
-    bench: Bench,
-) -> dict[str, object]:
-    bytes_each = bench.profile.kv_token_bytes
-    headings = {came.arrangement: heading for heading, came in columns}
-    return {
-        "format": FORMAT,
-        "kvloop": version("kvloop"),
-        "source": traffic.source,
-        "workload": traffic.workload,
-        "profile": args.profile,
-        "prefill_cache": args.prefill_cache,
-        "seed": args.seed,
-        "conversations": {"played": len(traffic.sessions), "recorded": traffic.recorded},
-        "turns": {"played": traffic.turns, "recorded": traffic.recorded_turns},
-        "conversations_per_hour": traffic.per_hour,
-        "runs": [
-            as_json(headings.get(one.arrangement, "tried"), one, _floor(bench, one), bytes_each)
-            for one in bench.played.values()
-        ],
-        "settings": settings_as_json(chosen[-1].came),
-        "reasons": {one.what: one.why for one in chosen},
-        "extrapolated": list(said),
-    }
+                left = f"; about {each_s * max(1, self._wanted - len(played)):.0f} s left"
+            say(f"{len(played) + 1} of about {self._wanted}: {arrangement}{left}")
+        return self._runs.play(arrangement)

@@ -36,7 +36,8 @@ def _times(traffic: Traffic, profile: Profile, name: str) -> Iterator[str]:
     if longer:
         yield (
             f"{longer:,} of {len(prompts):,} prompts ({longer / len(prompts):.0%}) are longer than "
-            f"{fitted:,} tokens, the longest that the profile was fitted at: their times go on as its formula does"
+            f"{fitted:,} tokens, the longest that the profile was fitted at: their times go on as "
+            "its formula does"
         )
 
 

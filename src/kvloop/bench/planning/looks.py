@@ -17,12 +17,13 @@ FIRST_NS = 1 * S
 @dataclass(frozen=True, slots=True)
 class Look:
     """A moment: blocks held by leases, nanoseconds for which prefill engines had computed by then, turns
-    answered by then, and whether every conversation had begun."""
+    answered by then, conversations that are open, and whether every one had begun."""
 
     at_ns: int
     held_blocks: int
     prefill_busy_ns: int
     answered: int
+    open: int
     all_have_begun: bool
 
 
@@ -52,6 +53,7 @@ class Looks:
             held,
             busy_ns,
             len(people.first_token_ns),
+            people.alive,
             people.begun >= world.plan.conversations,
         )
 
@@ -59,7 +61,7 @@ class Looks:
         look = self.now()
         self.most_blocks = max(self.most_blocks, look.held_blocks)
         self.seen.append(look)
-        if len(self.seen) == MAX_LOOKS:
+        if len(self.seen) > MAX_LOOKS:  # an odd number: the last one stays
             del self.seen[1::2]
             self._every_ns *= 2
         self._world.loop.after(self._every_ns, self._look)

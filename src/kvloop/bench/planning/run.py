@@ -5,8 +5,9 @@ traffic: from the beginning until every conversation has begun and nine tenths o
 last conversations of a recording can go on for hours, alone, and would make everything look idle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from kvloop.bench.load.spread import quantile
 from kvloop.bench.planning.arrangement import Arrangement, engine_of, plan_of
@@ -64,8 +65,9 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class Came:
     """What an arrangement came to. Times are of the first token, in milliseconds, None where no turn was
-    answered. `busy_share`: of the time of all prefill engines, that in which they computed. Memory is in
-    tokens, of all decode engines. `is_through`: every turn was answered.
+    answered. `busy_share`: of the time of all prefill engines, that in which they computed. `open`:
+    conversations that had begun and were not over, on average. Memory is in tokens, of all decode engines.
+    `is_through`: every turn was answered.
     """
 
     arrangement: Arrangement
@@ -76,6 +78,7 @@ class Came:
     p99_ms: float | None
     prefill_busy_s: float
     busy_share: float
+    open: float
     held_tokens: float
     most_held_tokens: int
     room_tokens: int
@@ -96,8 +99,8 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """What all arrangements have in common."""
+class Runs:
+    """The runs that were made so far, and what all of them have in common."""
 
     traffic: Traffic
     profile: Profile
@@ -150,7 +153,8 @@ def _came(arrangement: Arrangement, world: World, tokens: Tokens, looks: Looks, 
         p99_ms=p99,
         prefill_busy_s=ends.prefill_busy_ns / NS_PER_S,
         busy_share=while_busy[-1].prefill_busy_ns / max(1, lasted_ns) / arrangement.prefill,
-        held_tokens=block_tokens * sum(look.held_blocks for look in while_busy) / len(while_busy),
+        open=mean_of(while_busy, lambda look: look.open),
+        held_tokens=block_tokens * mean_of(while_busy, lambda look: look.held_blocks),
         most_held_tokens=block_tokens * max(looks.most_blocks, ends.held_blocks),
         room_tokens=block_tokens * profile.limits.blocks * arrangement.decode,
         reclaimed=sum(engine.leases.table.counts()[LeaseState.RECLAIMED] for engine in engines),
@@ -166,6 +170,15 @@ def with_traffic(looks: Sequence[Look], turns: int) -> Sequence[Look]:
         if look.all_have_begun and look.answered >= TRAFFIC_SHARE * turns:
             return looks[:number]
     return looks
+
+
+def mean_of(looks: Sequence[Look], told: Callable[[Look], int]) -> float:
+    """A mean over time: what each look found is taken to last until the next one. Of no time, the last's."""
+    lasted_ns = looks[-1].at_ns - looks[0].at_ns
+    if not lasted_ns:
+        return told(looks[-1])
+    total = sum(told(early) * (late.at_ns - early.at_ns) for early, late in pairwise(looks))
+    return total / lasted_ns
 
 
 def _number(account: dict[str, object], name: str) -> int:

@@ -35,9 +35,13 @@ def table(columns: Sequence[tuple[str, Came]], floor: Callable[[Came], Came | No
             row("prefill computes, tokens", lambda one: f"{one.tokens.computed_by_prefill:,}"),
             row("prefill busy", lambda one: _percent(one.busy_share)),
             row("prefill load saved", lambda one: _saved(saved(one, floor(one)))),
-            row("decode memory held, mean", lambda one: _memory(one.held_tokens, token_bytes)),
-            row("  of decode's memory", lambda one: _percent(one.held_tokens / one.room_tokens)),
-            row("  at most", lambda one: _memory(one.most_held_tokens, token_bytes)),
+            row("decode holds, tokens, mean", lambda one: f"{one.held_tokens:,.0f}"),
+            row("  at most", lambda one: f"{one.most_held_tokens:,}"),
+            row("  mean, of its memory", lambda one: _percent(one.held_tokens / one.room_tokens)),
+            row("  mean, GiB", lambda one: _gib(one.held_tokens, token_bytes)),
+            row("  at most, GiB", lambda one: _gib(one.most_held_tokens, token_bytes)),
+            row("  mean, for each open conversation", _for_each),
+            row("conversations open, mean", lambda one: f"{one.open:.1f}"),
             row("leases given up to live work", lambda one: f"{one.reclaimed:,}"),
             row("preemptions", lambda one: f"{one.preempted:,}"),
         ],
@@ -82,6 +86,7 @@ def as_json(heading: str, came: Came, floor: Came | None, token_bytes: int) -> d
         "decode_room_tokens": came.room_tokens,
         "leases_reclaimed": came.reclaimed,
         "preemptions": came.preempted,
+        "open_conversations_mean": came.open,
         "simulated_s": came.lasted_s,
         "keeps_up": came.is_through,
     }
@@ -114,7 +119,9 @@ def _ms(milliseconds: float | None) -> str:
     return "none" if milliseconds is None else f"{milliseconds:,.0f} ms"
 
 
-def _memory(tokens: float, token_bytes: int) -> str:
-    if not token_bytes:
-        return f"{tokens:,.0f} tokens"
-    return f"{tokens:,.0f} tokens, {rounded(tokens * token_bytes / GIB)} GiB"
+def _for_each(came: Came) -> str:
+    return f"{came.held_tokens / came.open:,.0f}" if came.open else NONE
+
+
+def _gib(tokens: float, token_bytes: int) -> str:
+    return rounded(tokens * token_bytes / GIB) if token_bytes else "not known"

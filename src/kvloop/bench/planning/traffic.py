@@ -22,7 +22,7 @@ from kvloop.sim.fleet.recorded import RecordedSession, longest_tokens
 S_PER_HOUR = 3600
 TURN_US, TOKEN_US, ANSWER_TOKEN_US = 1_500, 0.25, 10
 """What simulating a turn, a token of its prompt and one of its answer takes, measured on one core."""
-RUN_US = 6_000_000
+RUN_US = 9_000_000
 QUICK_PARTS = 8  # a quick plan plays one part in so many of that
 MAX_PER_HOUR = 1e7
 

@@ -1,0 +1,1 @@
+"""Plans made from recorded traffic."""
