@@ -114,6 +114,7 @@ def test_a_profile_is_written_and_read_again(tmp_path: Path) -> None:
     text = rendered(PROFILE, points(PROFILE))
     path.write_text(text)
     assert load_profile(str(path)) == PROFILE
+    assert fit(PROFILE, points(PROFILE)).fitted_tokens == max(one.tokens for one in points(PROFILE))
     assert max(len(line) for line in text.splitlines()) <= 120
     for one in points(PROFILE):
         assert f"{one.tokens:>13,}   {one.what:<9} {1e3 * one.seconds:>8.0f} ms" in text

@@ -278,6 +278,15 @@ def test_held_memory_is_counted_over_time() -> None:
     assert table.held_block_ns(TERM) == table.held_block_ns(5 * TERM) == 26 * TERM + 26 * 5
 
 
+def test_a_block_that_two_leases_hold_is_one_block() -> None:
+    """Counted by references it is two."""
+    table = table_with_lease()
+    held, references = table.block_ids(), table.held_blocks
+    table.grant("m", HELD, BLOCKS, 10, TERM)
+    assert table.block_ids() == held == {block for group in BLOCKS for block in group}
+    assert table.held_blocks == 2 * references
+
+
 def test_an_ended_lease_may_be_granted_again() -> None:
     """Its blocks may still hold what they held: the same id, claimed as before."""
     table = table_with_lease()

@@ -18,6 +18,14 @@ def test_a_built_in_profile_is_whole(name: str) -> None:
     assert load_profile(name).faster(1) == profile
 
 
+def test_a_profile_says_how_far_it_was_fitted() -> None:
+    """Those that were, and what else to know; the longest prompt is one that the model takes."""
+    for name in built_in():
+        profile = load_profile(name)
+        assert profile.fitted_tokens <= profile.limits.model_tokens
+        assert bool(profile.fitted_tokens) is bool(profile.caveat) is (name != "instant")
+
+
 def test_a_step_takes_the_longer_of_weights_and_tokens() -> None:
     """Few tokens wait for the weights, many for the arithmetic; attention grows with the square; a prompt
     costs its own."""

@@ -64,6 +64,14 @@ def test_the_delivered_sessions_are_read_whole() -> None:
         assert sorted(lengths) == sorted(turn.prompt_tokens for turn in made.turns)
 
 
+def test_starts_are_known_where_they_differ() -> None:
+    """Of one conversation, or of several that all begin at 0, they say nothing."""
+    first = Conversation("a", (Turn((MadeUp("user", (("x", 100),)),), 10),))
+    later = Conversation("b", first.turns, start_s=1.5)
+    assert [one.start_ns for one in to_recorded(Workload("made", "up", (first, later)))] == [0, 1_500_000_000]
+    assert [one.start_ns for one in to_recorded(Workload("made", "up", (first, first)))] == [None, None]
+
+
 def test_known_texts_are_the_same_where_they_are_equal() -> None:
     """By what they say; lengths are estimates."""
     text = Said("user", "x" * 1024)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from kvloop.cli import USER_ERROR_STATUS, main
 from kvloop.core.life_table import Ending
@@ -39,7 +40,7 @@ def written(path: Path, *sessions: list[dict[str, Any]]) -> Path:
     return path
 
 
-def played(sessions: list[RecordedSession], **changes: int) -> tuple[World, list[tuple[int, Turn]]]:
+def played(sessions: list[RecordedSession], **changes: Any) -> tuple[World, list[tuple[int, Turn]]]:
     """A run in which nothing goes wrong, and each turn that was asked, with when."""
     asked: list[tuple[int, Turn]] = []
 
@@ -149,6 +150,30 @@ def test_turns_are_played_as_they_were_recorded(tmp_path: Path) -> None:
         assert [turn.ask.ending for _, turn in mine] == [one.ending for one in recorded]
         for (before, _), (after, _), one in zip(mine, mine[1:], recorded[1:], strict=False):
             assert 0 < after - before - one.after_ns < 2000 * MS  # what the answer took
+
+
+def test_conversations_come_when_they_did(tmp_path: Path) -> None:
+    """In the order of their starts, where every one's is known; else as the plan says."""
+    first, second = read_recorded(written(tmp_path / "trace", SESSION[:1], SESSION[:2]))
+    starts = [replace_struct(first, start_ns=7000 * MS), replace_struct(second, start_ns=2000 * MS)]
+    _, asked = played(starts)
+    assert [(when, len(turn.ask.text)) for when, turn in asked if turn.number == 0] == [
+        (2000 * MS, 1300),
+        (7000 * MS, 1300),
+    ]
+    _, asked = played([starts[0], second])
+    assert asked[0][0] == 0
+
+
+def test_one_way_keeps_nothing_and_knows_where_the_prompt_was(tmp_path: Path) -> None:
+    """What comes back finds prefill's cache, on the engine that has it, and nothing of decode's."""
+    sessions = read_recorded(written(tmp_path / "trace", SESSION))
+    world, _ = played(sessions, returns=False, prefill=3, policy="kv")
+    engines = [node.engine for node in world.around.engines.values() if node.engine is not None]
+    assert world.people.returned_tokens == 0
+    assert not any(engine.leases.table.held_blocks for engine in engines)
+    found = [engine.counters.get("local_tokens", 0) for engine in engines[:3]]
+    assert sorted(found) == [0, 0, (20 + 12) * 64]
 
 
 def test_prompts_share_the_blocks_that_were_recorded_as_the_same(tmp_path: Path) -> None:
