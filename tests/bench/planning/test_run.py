@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from kvloop.bench.planning.arrangement import Arrangement, kvloop, one_way, require_room, upstream
+from kvloop.bench.planning.arrangement import (
+    Arrangement,
+    engine_of,
+    kvloop,
+    one_way,
+    plan_of,
+    require_room,
+    upstream,
+)
 from kvloop.bench.planning.looks import MAX_LOOKS, Look, Looks
 from kvloop.bench.planning.run import Came, Runs, mean_of, with_traffic
 from kvloop.bench.planning.traffic import Traffic
@@ -67,10 +75,26 @@ def test_upstream_keeps_every_turn_and_kvloop_the_last() -> None:
 
 
 def test_a_block_of_several_leases_counts_once() -> None:
-    """Upstream's three leases on growing prompts hold the longest one's blocks, and one for each end."""
-    came = play(upstream(1, 1), traffic_of(GROWING))
+    """Upstream's three leases on growing prompts hold the longest one's blocks, and the last block of each of
+    the others, which no longer prompt has; kvloop's later leases take the place of earlier ones."""
     longest = -(-3842 // 16) * 16
-    assert longest <= came.most_held_tokens <= longest + 2 * 16
+    assert play(upstream(1, 1), traffic_of(GROWING)).most_held_tokens == longest + 2 * 16
+    assert play(replace(kvloop(1, 1), ttl_s=480), traffic_of(GROWING)).most_held_tokens < longest + 2 * 16
+
+
+def test_one_way_brings_no_handles() -> None:
+    """Prefill is not even asked to read: there is nothing that a router could believe in."""
+    traffic = traffic_of(GROWING)
+    plan = plan_of(one_way(1, 1), traffic, PROFILE, prefill_cache=False, seed=1)
+    world = World(
+        plan, RouterTurn, checkers=(), traced=False, sessions=traffic.sessions, profile=engine_of(PROFILE)
+    )
+    reasons: list[object] = []
+    world.people.hears = lambda _, reply: reasons.append((reply.turn or {}).get("reason"))
+    world.people.open_the_doors()
+    while not world.people.are_through and world.loop.step():
+        pass
+    assert reasons == ["no_handle"] * 3
 
 
 def test_a_fixed_ttl_ends_leases() -> None:
