@@ -101,6 +101,6 @@ def test_reasons_have_the_numbers_that_decided() -> None:
     ratio, leases, threshold = search(kvloop(2, 1), play, may_change_ratio=True, is_quick=False)
     assert (ratio.what, leases.what) == ("prefill:decode", "leases")
     assert "2:1: p90 102 ms, 5,000 tokens held; 1:2: p90 101 ms" in ratio.why
-    assert "idle most of the time" in ratio.why
+    assert "prefill is busy 1.0 % of the time at most" in ratio.why
     assert threshold.why.startswith("64 is what there is")
     assert "1024: p90 102 ms" in threshold.why

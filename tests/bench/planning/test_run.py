@@ -16,10 +16,11 @@ from kvloop.bench.planning.arrangement import (
 from kvloop.bench.planning.looks import MAX_LOOKS, Look, Looks
 from kvloop.bench.planning.run import Came, Runs, mean_of, with_traffic
 from kvloop.bench.planning.traffic import Traffic
+from kvloop.core.life_table import Ending
 from kvloop.errors import UserError
 from kvloop.local.fleet_turns import RouterTurn
 from kvloop.sim.fleet.plan import AS_DELIVERED, S
-from kvloop.sim.fleet.recorded import RecordedSession
+from kvloop.sim.fleet.recorded import RecordedSession, RecordedTurn
 from kvloop.sim.fleet.world import World
 from kvloop.sim.profile import load_profile
 from tests.bench.planning.small import traffic_of, turn
@@ -49,6 +50,15 @@ def test_one_way_knows_which_prefill_engine_has_the_prompt() -> None:
     """A router without a return path still sends a conversation to where its prefix is cached."""
     tokens = play(one_way(3, 1), traffic_of(GROWING)).tokens
     assert tokens.at_prefill == 50 * 64
+
+
+def test_an_answer_takes_a_step_for_each_further_token() -> None:
+    """4 ms of the profile, and less than one on the way; of answers of one token nothing is known."""
+    per_token_ms = play(one_way(1, 1), traffic_of(GROWING)).per_token_ms
+    assert per_token_ms is not None
+    assert 4 <= per_token_ms < 5
+    short = RecordedTurn(65, 1, Ending.STOP, ((1, 1),))
+    assert play(one_way(1, 1), traffic_of(RecordedSession("a", (short,)))).per_token_ms is None
 
 
 @pytest.mark.parametrize(("cache", "local"), [(False, 0), (True, 20 * 64)])

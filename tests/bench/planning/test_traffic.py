@@ -78,7 +78,7 @@ def test_what_the_profile_does_not_know_is_said() -> None:
     """Prompts beyond those that it was fitted at, its caveat, and what an engine has room for."""
     assert "longer than" not in said()
     long = (RecordedSession("a", (turn(20), turn(400, 5))),)
-    assert "1 of 2 prompts (50%) are longer than 24,000 tokens" in said(sessions=long)
+    assert "1 of 2 prompts (50 %) are longer than 24,000 tokens" in said(sessions=long)
     assert f"the profile {NAME} is {PROFILE.caveat}" in said()
     unknown = msgspec.structs.replace(PROFILE, fitted_tokens=0, caveat="", kv_token_bytes=0)
     of_unknown = "\n".join(extrapolated(traffic_of(*long), unknown, "mine", [came(1.0)]))

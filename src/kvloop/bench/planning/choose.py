@@ -20,8 +20,7 @@ THRESHOLDS_TOKENS = (DEFAULT_THRESHOLD_TOKENS, 256, 1024)
 TTLS_S = (None, 60, 120, 480)
 ALL_RATIOS = 5  # engines up to which every ratio is tried; beyond, from the given one on while it helps
 MAX_RATIOS = 8
-IDLE_SHARE = 0.2
-IDLE = "; prefill is idle most of the time in each of them, so that at this load the ratio hardly matters"
+IDLE_SHARE = 0.2  # of busy time: below, no prompt waits for long
 
 Play = Callable[[Arrangement], Came]
 
@@ -42,8 +41,13 @@ def search(start: Arrangement, play: Play, *, may_change_ratio: bool, is_quick: 
     if may_change_ratio and start.prefill + start.decode > 2:
         tried = list(_ratios(start, play))
         chosen.append(_chosen("prefill:decode", tried, lambda one: one.ratio))
-        if max(came.busy_share for came in tried) < IDLE_SHARE:
-            chosen[-1] = replace(chosen[-1], why=chosen[-1].why + IDLE)
+        busiest = max(came.busy_share for came in tried)
+        if busiest < IDLE_SHARE:
+            idle = (
+                f"; prefill is busy {100 * busiest:.1f} % of the time at most: fewer engines would do, and "
+            )
+            idle += "with more traffic another ratio may be better"
+            chosen[-1] = replace(chosen[-1], why=chosen[-1].why + idle)
         at = chosen[-1].came.arrangement
     leases = [replace(at, ttl_s=ttl_s) for ttl_s in TTLS_S]
     thresholds = THRESHOLDS_TOKENS[:: len(THRESHOLDS_TOKENS) - 1] if is_quick else THRESHOLDS_TOKENS

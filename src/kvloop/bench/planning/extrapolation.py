@@ -35,7 +35,7 @@ def _times(traffic: Traffic, profile: Profile, name: str) -> Iterator[str]:
     longer = sum(tokens > fitted for tokens in prompts)
     if longer:
         yield (
-            f"{longer:,} of {len(prompts):,} prompts ({longer / len(prompts):.0%}) are longer than "
+            f"{longer:,} of {len(prompts):,} prompts ({100 * longer / len(prompts):.0f} %) are longer than "
             f"{fitted:,} tokens, the longest that the profile was fitted at: their times go on as "
             "its formula does"
         )
@@ -93,8 +93,8 @@ def _recording(traffic: Traffic) -> Iterator[str]:
         yield "of some texts only the bytes are known: four make a token"
     share = traffic.answer_tokens / max(1, traffic.prompt_tokens)
     yield (
-        f"what answers said was not recorded, so they ({traffic.answer_tokens:,} tokens, {share:.1%} of the "
-        "prompts') are computed again in every way when they come back: less reuse than there would be"
+        f"what answers said was not recorded, so they ({traffic.answer_tokens:,} tokens, {100 * share:.1f} % of "
+        "the prompts') are computed again in every way when they come back: less reuse than there would be"
     )
 
 

@@ -19,6 +19,7 @@ from kvloop.sim.fleet.people import Turn
 from kvloop.sim.fleet.router import Reply
 from kvloop.sim.fleet.world import World
 from kvloop.sim.profile import Profile
+from kvloop.sim.text import TOKEN_BYTES
 
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
@@ -30,7 +31,8 @@ over by engines that can never keep up."""
 
 @dataclass(slots=True)
 class Tokens:
-    """Where the prompts' tokens came from, by the accounts that turns had from their engines."""
+    """Where the prompts' tokens came from, by the accounts that turns had from their engines; and how long
+    the answers took after their first tokens, all together."""
 
     prompt: int = 0
     returned: int = 0
@@ -41,9 +43,14 @@ class Tokens:
     returning_turns: int = 0
     appended_turns: int = 0
     unaccounted_turns: int = 0
+    answer: int = 0
+    answering_ns: int = 0
 
-    def hear(self, turn: Turn, reply: Reply) -> None:
+    def hear(self, turn: Turn, reply: Reply, now_ns: int) -> None:
         """A turn was answered."""
+        if reply.first_ns:
+            self.answer += len(reply.data) // TOKEN_BYTES - 1
+            self.answering_ns += now_ns - reply.first_ns
         tokens = len(turn.ask.text)
         self.prompt += tokens
         if reply.turn is not None:
@@ -93,6 +100,12 @@ class Came:
         tokens = self.tokens
         return self.share_of(tokens.returned + tokens.at_decode + tokens.at_prefill)
 
+    @property
+    def per_token_ms(self) -> float | None:
+        """Of an answer after its first token, on average; None where no answer had a second one."""
+        tokens = self.tokens
+        return tokens.answering_ns / NS_PER_MS / tokens.answer if tokens.answer else None
+
     def share_of(self, tokens: int) -> float:
         """Of all prompts' tokens; 0 where there were none."""
         return tokens / self.tokens.prompt if self.tokens.prompt else 0.0
@@ -127,7 +140,7 @@ class Runs:
             profile=engine_of(self.profile),
         )
         tokens, people, step = Tokens(), world.people, world.loop.step
-        people.hears = tokens.hear
+        people.hears = lambda turn, reply: tokens.hear(turn, reply, world.loop.now_ns)
         people.open_the_doors()
         looks = Looks(world)
         left = SPARE_EVENTS + TURN_EVENTS * traffic.turns + ANSWER_TOKEN_EVENTS * traffic.answer_tokens

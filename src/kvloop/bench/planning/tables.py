@@ -32,6 +32,8 @@ def table(columns: Sequence[tuple[str, Came]], floor: Callable[[Came], Came | No
             row("TTFT median", lambda one: _ms(one.median_ms)),
             row("TTFT p90", lambda one: _ms(one.p90_ms)),
             row("TTFT p99", lambda one: _ms(one.p99_ms)),
+            row("time per further token", lambda one: _ms(one.per_token_ms, 1)),
+            row("decode computes, of prompts", lambda one: f"{one.tokens.computed_by_decode:,}"),
             row("prefill computes, tokens", lambda one: f"{one.tokens.computed_by_prefill:,}"),
             row("prefill busy", lambda one: _percent(one.busy_share)),
             row("prefill load saved", lambda one: _saved(saved(one, floor(one)))),
@@ -77,6 +79,7 @@ def as_json(heading: str, came: Came, floor: Came | None, token_bytes: int) -> d
         "appended_turns": tokens.appended_turns,
         "reused_share": came.reused_share,
         "ttft_ms": {"median": came.median_ms, "p90": came.p90_ms, "p99": came.p99_ms},
+        "per_token_ms": came.per_token_ms,
         "prefill_busy_s": came.prefill_busy_s,
         "prefill_busy_share": came.busy_share,
         "prefill_load_saved": saved(came, floor),
@@ -115,8 +118,8 @@ def _saved(share: float | None) -> str:
     return NONE if share is None else _percent(share)
 
 
-def _ms(milliseconds: float | None) -> str:
-    return "none" if milliseconds is None else f"{milliseconds:,.0f} ms"
+def _ms(milliseconds: float | None, digits: int = 0) -> str:
+    return "none" if milliseconds is None else f"{milliseconds:,.{digits}f} ms"
 
 
 def _for_each(came: Came) -> str:
