@@ -93,8 +93,9 @@ def _recording(traffic: Traffic) -> Iterator[str]:
         yield "of some texts only the bytes are known: four make a token"
     share = traffic.answer_tokens / max(1, traffic.prompt_tokens)
     yield (
-        f"what answers said was not recorded, so they ({traffic.answer_tokens:,} tokens, {100 * share:.1f} % of "
-        "the prompts') are computed again in every way when they come back: less reuse than there would be"
+        f"what answers said was not recorded, so they ({traffic.answer_tokens:,} tokens, "
+        f"{100 * share:.1f} % of the prompts') are computed again in every way when they come back: less "
+        "reuse than there would be"
     )
 
 
