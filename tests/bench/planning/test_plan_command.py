@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvloop.bench.planning.arrangement import Arrangement
+from kvloop.bench.planning.run import Came, Runs
 from kvloop.cli import main
 from kvloop.router.turn_log import LoggedTurn
 
@@ -108,6 +110,21 @@ def test_other_ratios_are_compared_with_one_way_of_as_many(tmp_path: Path) -> No
     for one in plan["runs"]:
         assert (one["prefill_load_saved"] is not None) is ((one["prefill"], one["decode"]) in ratios)
     assert plan["settings"]["prefill"] + plan["settings"]["decode"] == 3
+
+
+def test_an_interrupted_plan_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says how far it came, and nothing that looks like one."""
+
+    def interrupt(_: Runs, __: Arrangement) -> Came:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runs, "play", interrupt)
+    assert main(["plan", "--trace", str(log_of(tmp_path / "turns.jsonl")), *PROFILE]) == 130
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("interrupted after 0 runs: there is no plan yet\n")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from kvloop.bench.workload.read import AGENT, AUTO, FORMATS
 from kvloop.errors import UserError
 from kvloop.sim.profile import built_in, load_profile
 
+INTERRUPTED = 130
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `kvloop plan`."""
@@ -108,7 +110,11 @@ def run(args: argparse.Namespace) -> int:
     )
     require_room(traffic, profile, args.profile)
     runs = Runs(traffic, profile, args.prefill_cache == "on", args.seed)
-    planned = _plan(args, runs, start, may_change_ratio=may_change_ratio)
+    try:
+        planned = _plan(args, runs, start, may_change_ratio=may_change_ratio)
+    except KeyboardInterrupt:
+        say(f"interrupted after {len(runs.played)} runs: there is no plan yet")
+        return INTERRUPTED
     sys.stdout.write(planned.text((time.monotonic() - began_s) / 60))
     if args.json is not None:
         try:

@@ -81,4 +81,7 @@ class Planned:
 
 
 def _point(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  * ", subsequent_indent="    ") + "\n"
+    return (
+        textwrap.fill(text, WIDTH, initial_indent="  * ", subsequent_indent="    ", break_on_hyphens=False)
+        + "\n"
+    )

@@ -157,6 +157,7 @@ def _came(arrangement: Arrangement, world: World, tokens: Tokens, looks: Looks, 
     lasted_ns = while_busy[-1].at_ns
     first_ms = [taken / NS_PER_MS for taken in sorted(people.first_token_ns)]
     median, p90, p99 = (quantile(first_ms, part) if first_ms else None for part in (0.5, 0.9, 0.99))
+    reclaimed = sum(engine.leases.table.counts()[LeaseState.RECLAIMED] for engine in engines)
     return Came(
         arrangement=arrangement,
         turns=people.turns,
@@ -170,7 +171,7 @@ def _came(arrangement: Arrangement, world: World, tokens: Tokens, looks: Looks, 
         held_tokens=block_tokens * mean_of(while_busy, lambda look: look.held_blocks),
         most_held_tokens=block_tokens * max(looks.most_blocks, ends.held_blocks),
         room_tokens=block_tokens * profile.limits.blocks * arrangement.decode,
-        reclaimed=sum(engine.leases.table.counts()[LeaseState.RECLAIMED] for engine in engines),
+        reclaimed=reclaimed if world.plan.returns else 0,
         preempted=sum(engine.counters.get("preemptions", 0) for engine in engines),
         lasted_s=ends.at_ns / NS_PER_S,
         is_through=people.are_through,
