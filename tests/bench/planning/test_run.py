@@ -92,6 +92,14 @@ def test_a_block_of_several_leases_counts_once() -> None:
     assert play(replace(kvloop(1, 1), ttl_s=480), traffic_of(GROWING)).most_held_tokens < longest + 2 * 16
 
 
+def test_a_run_of_less_than_a_second_is_looked_at_too() -> None:
+    """Two prompts one after the other: what the first one left is held while the second is computed."""
+    session = RecordedSession("a", (turn(100), turn(400)))
+    came = play(upstream(1, 1), traffic_of(session))
+    assert came.lasted_s < 1
+    assert 0.5 * 6400 < came.held_tokens < 6416
+
+
 def test_one_way_brings_no_handles() -> None:
     """Prefill is not even asked to read: there is nothing that a router could believe in."""
     traffic = traffic_of(GROWING)

@@ -11,7 +11,7 @@ from kvloop.sim.fleet.plan import S
 from kvloop.sim.fleet.world import World
 
 MAX_LOOKS = 256
-FIRST_NS = 1 * S
+FIRST_NS = S // 64
 
 
 @dataclass(frozen=True, slots=True)
