@@ -93,13 +93,16 @@ def test_a_warm_prefill_cache_is_worth_a_short_queue() -> None:
     assert ways(ask, prefill=[long, Load("q")], costs=costs)[0].prefill == "q"
 
 
-def test_the_handle_goes_along_where_nothing_is_missing() -> None:
-    """It costs a claim, and prefill may have forgotten what it computed."""
+def test_the_handle_goes_along_where_nothing_worth_a_read_is_missing() -> None:
+    """It costs a claim; where prefill has forgotten what it computed, the whole prompt is at stake."""
     ask = Ask(5100, held=5000, holder="d", can_return=True, local=5000, computed_at="p")
     costs = Costs()
-    through_p = [way for way in ways(ask, prefill=[Load("p")], costs=costs) if way.prefill == "p"]
-    assert [way.route for way in through_p] == [Route.RETURN]
-    assert through_p[0].read == 0
+    for local, routes in ((5000, 1), (4937, 1), (4936, 2)):
+        found = ways(ask._replace(local=local), prefill=[Load("p")], costs=costs)
+        through_p = [way for way in found if way.prefill == "p"]
+        assert [way.route for way in through_p if way.route is Route.RETURN] == [Route.RETURN]
+        assert len(through_p) == routes
+        assert min(way.read for way in through_p) == 0
 
 
 def test_small_reads_are_not_worth_it() -> None:

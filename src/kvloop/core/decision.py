@@ -28,6 +28,7 @@ from kvloop.core.load import Load
 PRESSURE_PARTS = 8  # so many requests more on a decode engine weigh as much as a handover's fixed part
 MAX_TARGETS = 2
 PARTS = 20  # a prediction is not better than a twentieth; engines that differ by less take turns
+LEAST_READ_TOKENS = 64  # kv_recompute_threshold's default: prefill computes fewer, whatever it is offered
 PREFILL, DECODE = "prefill", "decode"
 _made = tuple.__new__  # of a NamedTuple, from its fields: in a third of the time that calling it takes
 
@@ -158,12 +159,14 @@ def found_at(ask: Ask, decode: str, costs: Costs) -> int:
 
 
 def _reads(ask: Ask, local: int) -> list[tuple[Route, int]]:
-    """What may be read back. Where prefill is believed to have it all, the handle goes along in case it has
-    not: that costs a claim."""
+    """What may be read back. Where prefill is believed to lack nothing that is worth a read, the handle goes
+    along in case it does: that costs a claim, and a lost cache would cost the whole prompt."""
     if not ask.can_return or ask.holder is None or not ask.held:
         return [(Route.RECOMPUTE, 0)]
     read = max(0, ask.held - local)
-    return [(Route.RETURN, read), (Route.RECOMPUTE, 0)] if read else [(Route.RETURN, 0)]
+    if local and read < LEAST_READ_TOKENS:
+        return [(Route.RETURN, 0)]
+    return [(Route.RETURN, read), (Route.RECOMPUTE, 0)]
 
 
 def _may_append(ask: Ask, decode: Load, suffix: int, limits: AppendLimits) -> bool:
