@@ -89,6 +89,14 @@ def test_a_report_is_drawn_from_the_raw_file_alone(raw: Path, tmp_path: Path) ->
     assert json.loads(figures.read_text())["sound"] is True
 
 
+def test_a_report_that_cannot_be_written_is_told_all_the_same(
+    raw: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The summary is on stdout before a page is drawn."""
+    assert main(["bench", "report", str(raw), "--html", "/dev/full"]) == 2
+    assert "sound: " in capsys.readouterr().out
+
+
 def test_a_wrong_answer_fails_the_run(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A mismatch in the file is a mismatch in the report, named, and the status is 1."""
     lines = [json.loads(line) for line in raw.read_text().splitlines()]
@@ -120,6 +128,8 @@ MISTAKES = {
         ["--compare", "kvloop", "--sim", "instant", "--out", "no/x"],
         "no/x is there already, or",
     ),
+    "a page nowhere": (["--url", "http://a", "--html", "no/x.html"], "no/x.html: its folder is not there"),
+    "figures nowhere": (["--url", "http://a", "--json", "no/x.json"], "no/x.json: its folder is not there"),
     "no raw file": (["report", "missing.jsonl"], "missing.jsonl"),
 }
 
@@ -135,6 +145,7 @@ def test_a_mistake_is_one_line(kind: str, capsys: pytest.CaptureFixture[str], tm
     assert said in last
     assert last.startswith("kvloop bench: ")
     assert set(Path.cwd().iterdir()) == before
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_prompt_that_does_not_fit_is_said_beforehand(
@@ -147,22 +158,24 @@ def test_a_prompt_that_does_not_fit_is_said_beforehand(
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
-    """The windows that were whole are in the raw file, from which a report can be drawn; nothing runs on."""
+    """The turns that were answered are in the raw file, those of the window under way, too, so that a report
+    can be drawn; nothing runs on."""
     path = tmp_path / "raw.jsonl"
     slow = ["--conversations", "40", "--time-scale", "1", "--tool-s", "0.05", "--think-s", "0.05"]
     command = [sys.executable, "-m", "kvloop.cli", "bench", "--compare", "aggregated", "--sim"]
-    command += ["qwen3-32b-h200", *SMALL.split(), *slow, "--rounds", "20", "--out", str(path)]
+    command += ["qwen3-32b-h200", *SMALL.split(), *slow, "--rounds", "1", "--out", str(path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
     try:
         deadline_s = time.monotonic() + 60
-        while not (path.exists() and path.read_bytes().count(b'"kind":"window"') >= 2):
+        while not (path.exists() and path.read_bytes().count(b'"kind":"window"') >= 1):  # the warm-up's
             assert process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
+        time.sleep(2)
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(30) == 130
     finally:
         process.kill()
     records = read_file(path)
     assert End("done") not in records
-    assert any(isinstance(one, Request) for one in records)
+    assert any(isinstance(one, Request) and not one.warm_up for one in records)

@@ -88,11 +88,19 @@ class Bench:
         played: list[_Played] = []
         try:
             for side, target in legs:
-                played.append(await self._window(number, part, side, target))
+                await self._window(number, part, side, target, played)
         finally:
             self._write_round(number, part, played)
 
-    async def _window(self, number: int, part: Sequence[Conversation], side: Side, target: Target) -> _Played:
+    async def _window(
+        self,
+        number: int,
+        part: Sequence[Conversation],
+        side: Side,
+        target: Target,
+        played: list[_Played],
+    ) -> None:
+        """Adds to `played` what was asked, also where it is cut off."""
         side.wake()
         samples: list[record.Sample] = []
         asked: list[Asked] = []
@@ -112,8 +120,8 @@ class Bench:
             after = await side.watch.totals()
             found = await splits(side.admin_url, [one.heard.request_id for one in asked])
             side.rest()
-        window = _window_of(side.leg.name, number, took_s, client_s, before, after)
-        return _Played(side, began_s, asked, samples, window, found)
+            window = _window_of(side.leg.name, number, took_s, client_s, before, after)
+            played.append(_Played(side, began_s, asked, samples, window, found))
 
     async def _sample(self, number: int, side: Side, began_s: float, samples: list[record.Sample]) -> None:
         while True:
