@@ -19,6 +19,8 @@ from kvloop.errors import UserError
 from tests.router.fake_engine import DONE, Answer, Asked, chunk, engines, json_answer, stream_answer
 from tests.router.harness import in_loop
 
+TRICKLE = Answer(pieces=[b" ", 0.02] * 500)
+
 METRICS = """# HELP kvloop_lease_bytes held
 # TYPE kvloop_lease_bytes gauge
 kvloop_lease_bytes{engine="0"} 100
@@ -58,6 +60,16 @@ async def test_an_endpoint_that_refuses_is_said_at_once() -> None:
         with pytest.raises(UserError, match="does not answer: HTTP 400"):
             await tokens_per_word(target, 1)
         target.endpoint.close()
+
+
+@in_loop
+async def test_models_that_only_trickle_in_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then is no answer."""
+    monkeypatch.setattr("kvloop.bench.load.served.TIMEOUT_S", 0.2)
+    async with engines(counting(1)) as (engine,):
+        engine.models = TRICKLE
+        with pytest.raises(UserError, match=r"no end after 0.2 s"):
+            await asyncio.to_thread(served, engine.url, None, None)
 
 
 @in_loop

@@ -17,12 +17,16 @@ USAGE = (
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 
 
-async def heard(answer: Answer, *, stream: bool = True, timeout_s: float = 5.0) -> Heard:
+async def heard(
+    answer: Answer, *, stream: bool = True, timeout_s: float = 5.0, max_tokens: int = 100
+) -> Heard:
     """What is heard of one answer."""
     async with engines(lambda _: answer) as (engine,):
         endpoint = Endpoint(engine.url + "/v1")
         try:
-            return await endpoint.ask("/chat/completions", b"{}", timeout_s, stream=stream)
+            return await endpoint.ask(
+                "/chat/completions", b"{}", timeout_s, stream=stream, max_tokens=max_tokens
+            )
         finally:
             endpoint.close()
 
@@ -87,6 +91,32 @@ def test_what_is_no_answer_is_an_error_to_record(kind: str) -> None:
     assert found.error is not None
     assert why in found.error
     assert len(found.error) <= 300
+
+
+LINE_BYTES = 17 * 1024 * 1024
+ENDLESS = {
+    "tokens": (stream_answer(*[chunk("a") * 100] * 11, 60.0), "1008 events with a token, and no end"),
+    "a line": (stream_answer(b"x" * LINE_BYTES, 60.0), "an event of more than"),
+    "after its end": (stream_answer(chunk("a"), DONE, 0.05, b": ping\n\n", 60.0), "goes on after [DONE]"),
+    "a refusal": (Answer(status=500, pieces=[b"x" * 100_000, 60.0]), "HTTP 500: xxx"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_what_has_no_end_is_given_up(kind: str) -> None:
+    """However steadily it comes, what is more than can be wanted is an error, and is not waited for."""
+    answer, why = ENDLESS[kind]
+    found = asyncio.run(heard(answer, timeout_s=600.0, max_tokens=1))
+    assert found.error is not None
+    assert why in found.error
+    assert not found.is_good
+
+
+@in_loop
+async def test_a_whole_answer_has_a_bound() -> None:
+    """As one that is streamed has."""
+    found = await heard(Answer(pieces=[b" " * LINE_BYTES, 60.0]), stream=False, timeout_s=600.0)
+    assert "an answer of more than" in (found.error or "")
 
 
 @in_loop

@@ -24,6 +24,7 @@ async def tokens_per_word(target: Target, seed: int) -> float:
             target.timeout_s,
             stream=target.style.stream,
             name="calibration",
+            max_tokens=1,
         )
         if not heard.is_good:
             raise UserError(f"{target.endpoint.url} does not answer: {heard.error}")

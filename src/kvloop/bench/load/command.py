@@ -56,10 +56,16 @@ def run(args: argparse.Namespace) -> int:
     warm_up, workload = split_warm_up(workload_of(args, 1.0, wanted), wanted)
     if path.exists() or not path.absolute().parent.is_dir():  # before anything is started
         raise UserError(f"{path} is there already, or its folder is not: --out has to name a new file")
+    for wanted_too in (args.html, args.json):
+        if wanted_too is not None and not wanted_too.absolute().parent.is_dir():
+            raise UserError(f"{wanted_too}: its folder is not there")
     course = Course(min(args.rounds, len(workload.conversations)), pace_of(args), warm_up)
     try:
-        with _sides(args) as sides, path.open("xb") as raw:
-            interrupted = uvloop.run(_run(args, sides, workload, course, raw))
+        with _sides(args) as sides:
+            started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            targets = _targets(args, sides, workload, started)
+            with path.open("xb") as raw:
+                interrupted = uvloop.run(_run(args, sides, targets, workload, course, raw, started))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except KeyboardInterrupt:
@@ -102,21 +108,34 @@ def _named(urls: Sequence[str]) -> Mapping[str, str]:
     return named
 
 
-async def _run(
-    args: argparse.Namespace, sides: Sequence[Side], workload: Workload, course: Course, raw: BinaryIO
-) -> bool:
-    """Ask everything; whether it was interrupted. Raises `UserError`."""
+def _targets(
+    args: argparse.Namespace, sides: Sequence[Side], workload: Workload, started: str
+) -> list[Target]:
+    """Whom to ask on each side, by what it serves. Raises `UserError`. Not in a loop, where Ctrl-C would have
+    to wait for an answer."""
     api_key = (args.api_key or os.environ.get("OPENAI_API_KEY")) if args.url else None
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     targets: list[Target] = []
     for side in sides:
         endpoint = Endpoint(side.leg.url, api_key)
         side.wake()
-        found = await asyncio.to_thread(served, endpoint.url, api_key, args.model if args.url else None)
+        found = served(endpoint.url, api_key, args.model if args.url else None)
         side.rest()
         require_room(workload, found.max_tokens)
         style = _style(args, f"{started} {side.leg.name}")
         targets.append(Target(endpoint, found.model, style, args.timeout_s, args.session_header))
+    return targets
+
+
+async def _run(
+    args: argparse.Namespace,
+    sides: Sequence[Side],
+    targets: Sequence[Target],
+    workload: Workload,
+    course: Course,
+    raw: BinaryIO,
+    started: str,
+) -> bool:
+    """Ask everything; whether it was interrupted. Raises `UserError`."""
     side, target = sides[0], targets[0]
     side.wake()
     texts = Texts(args.seed, await tokens_per_word(target, args.seed))

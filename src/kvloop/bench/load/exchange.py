@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvloop.bench.load.api import Event, Usage, event_of
+from kvloop.core.chain import MAX_CHAIN_TOKENS
 from kvloop.errors import UserError
 from kvloop.router.pool import Pool
 from kvloop.router.upstream import EngineFailureError
@@ -23,6 +24,10 @@ from kvloop.router.upstream import EngineFailureError
 CONNECT_TIMEOUT_S = 30.0
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""Of a whole stream: a million events of vLLM's."""
+EVENTS_A_TOKEN, MORE_EVENTS = 8, 1_000
+"""Where so many events have come for each token that was asked for, and more, an answer has no end."""
 ERROR_CHARACTERS = 300
 _DONE = b"[DONE]"
 OK = 200
@@ -53,7 +58,7 @@ class _Hearing:
     """The sink of one answer (see `router.upstream`)."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, heard: Heard, began_s: float, *, stream: bool
+        self, loop: asyncio.AbstractEventLoop, heard: Heard, began_s: float, most_events: int, *, stream: bool
     ) -> None:
         self.done: asyncio.Future[None] = loop.create_future()
         self._heard = heard
@@ -63,24 +68,42 @@ class _Hearing:
         self._held = b""
         self._texts: list[str] = []
         self._is_whole = False
+        self._most_events = most_events
+        self._bytes = 0
 
     def on_body(self, data: bytes, ends: bool) -> None:  # noqa: ARG002
         """Some of the body."""
+        if self.done.done():
+            return
+        self._bytes += len(data)
         if not self._is_stream:
-            if self._heard.status == OK or len(self._held) < MAX_ERROR_BYTES:
-                self._held += data
+            self._held += data
+            if self._heard.status != OK and self._bytes > MAX_ERROR_BYTES:
+                self.on_end()
+            elif self._bytes > MAX_LINE_BYTES:
+                self._give_up(f"an answer of more than {MAX_LINE_BYTES} bytes")
             return
         now_s = time.monotonic()
         *lines, self._held = (self._held + data).split(b"\n")
         if len(self._held) > MAX_LINE_BYTES:
-            self._held = b""
-            self._fail(f"an event of more than {MAX_LINE_BYTES} bytes")
+            self._give_up(f"an event of more than {MAX_LINE_BYTES} bytes")
+            return
+        if self._bytes > MAX_ANSWER_BYTES:
+            self._give_up(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            return
+        if self._is_whole and any(map(bytes.strip, lines)):
+            self._give_up("the stream goes on after [DONE]")
+            return
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now_s)
+        if len(self._texts) > self._most_events:
+            self._give_up(f"more than {self._most_events} events with a token, and no end")
 
     def on_end(self) -> None:
-        """The body is whole."""
+        """The body is whole, or as much of an error as is wanted."""
+        if self.done.done():
+            return
         self._heard.took_s = time.monotonic() - self._began_s
         if self._heard.status != OK:
             said = self._held.decode("utf-8", "replace")
@@ -93,6 +116,8 @@ class _Hearing:
 
     def on_lost(self, error: EngineFailureError) -> None:
         """It will never be."""
+        if self.done.done():
+            return
         self._heard.took_s = time.monotonic() - self._began_s
         self._fail(str(error))
         self._finish()
@@ -127,6 +152,13 @@ class _Hearing:
             self._fail(said.decode("utf-8", "replace"))
         self._heard.usage = event.usage or self._heard.usage
         return event
+
+    def _give_up(self, why: str) -> None:
+        """What is left is not waited for: it may have no end."""
+        self._held = b""
+        self._heard.took_s = time.monotonic() - self._began_s
+        self._fail(why)
+        self._finish()
 
     def _fail(self, why: str) -> None:
         self._heard.error = self._heard.error or why[:ERROR_CHARACTERS]
@@ -180,9 +212,11 @@ class Endpoint:
         stream: bool,
         name: str = "",
         headers: Mapping[str, str] = MappingProxyType({}),
+        max_tokens: int = MAX_CHAIN_TOKENS,
     ) -> Heard:
-        """Post `body`; what came of it. An answer that brings nothing for `timeout_s` is lost. `name` goes
-        into the request's id, `headers` beside the endpoint's own."""
+        """Post `body`; what came of it. An answer that brings nothing for `timeout_s` is lost, and so is one
+        that has no end: `max_tokens` is what it may be. `name` goes into the request's id, `headers` beside
+        the endpoint's own."""
         loop = asyncio.get_running_loop()
         heard = Heard(request_id=f"bench-{name}-{next(self._ids)}")
         own = _lines({**headers, "x-request-id": heard.request_id, "content-length": str(len(body))})
@@ -198,7 +232,7 @@ class Endpoint:
         heard.route = exchange.head.get(b"x-kvloop-route").decode("latin-1") or None
         reused = exchange.head.get(b"x-kvloop-reused-tokens")
         heard.reused_tokens = int(reused) if reused.isdigit() else None
-        hearing = _Hearing(loop, heard, began_s, stream=stream)
+        hearing = _Hearing(loop, heard, began_s, MORE_EVENTS + EVENTS_A_TOKEN * max_tokens, stream=stream)
         try:
             exchange.connection.attach(hearing)
             await hearing.done

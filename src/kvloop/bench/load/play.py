@@ -142,6 +142,7 @@ class Player:
                 stream=target.style.stream,
                 name=f"{conversation.name}-{number}",
                 headers={} if target.session_header is None else {target.session_header: conversation.name},
+                max_tokens=turn.answer_tokens,
             )
         self._hear(Asked(conversation, number, due_s, sent_s, heard))
         return heard

@@ -31,11 +31,11 @@ def run_report(args: argparse.Namespace) -> int:
             raise UserError(f"{path}: that is the raw file itself, and it would be overwritten")
     records = read_file(raw)
     figures = figures_of(records)
+    write_summary(figures, sys.stdout)
     if args.html is not None:
         write(args.html, page(figures, records).encode())
     if args.json is not None:
         write(args.json, as_json(figures))
-    write_summary(figures, sys.stdout)
     return 0 if is_sound(figures) else 1
 
 

@@ -1,6 +1,7 @@
 """What an endpoint serves, by its `/v1/models`."""
 
 import http.client
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ class Served:
     max_tokens: int | None
 
 
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    """The body as far as it comes in time. TimeoutError where it is a trickle."""
+    data, until_s = b"", time.monotonic() + TIMEOUT_S
+    while len(data) < MAX_BYTES and (more := answer.read1(MAX_BYTES - len(data))):
+        data += more
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"no end after {TIMEOUT_S:g} s")
+    return data
+
+
 def served(url: str, api_key: str | None, model: str | None) -> Served:
     """The model of this name that the endpoint at `url` serves, or its first. Raises `UserError`."""
     request = urllib.request.Request(url + "/v1/models")
@@ -37,7 +48,7 @@ def served(url: str, api_key: str | None, model: str | None) -> Served:
         request.add_header("authorization", f"Bearer {api_key}")
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            models = msgspec.json.decode(answer.read(MAX_BYTES), type=_Models).data
+            models = msgspec.json.decode(_read(answer), type=_Models).data
     except urllib.error.HTTPError as error:
         raise UserError(f"{url}/v1/models answers HTTP {error.code}") from None
     except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError) as error:
