@@ -108,6 +108,7 @@ def test_a_wrong_answer_fails_the_run(raw: Path, tmp_path: Path, capsys: pytest.
     assert wrong["conversation"] in capsys.readouterr().out
 
 
+BY_LENGTH = ["--workload", "lengths", "--prompt-tokens", "300"]
 MISTAKES = {
     "nobody to ask": ([], "--url"),
     "both": (["--url", "http://a", "--compare", "kvloop"], "--url"),
@@ -122,6 +123,10 @@ MISTAKES = {
     "a generator's flag": (["--url", "http://a", "--workload", "agent-sessions", "--turns", "3"], "--turns"),
     "no rounds": (["--url", "http://a", "--rounds", "0"], "--rounds"),
     "negative warm-up": (["--url", "http://a", "--warm-up", "-1"], "--warm-up"),
+    "endless warm-up": (["--url", "http://a", "--warm-up", "1000000000"], "--warm-up must be from 0 to"),
+    "no conversations": (["--url", "http://a", *BY_LENGTH, "--conversations", "0"], "--conversations"),
+    "too many": (["--url", "http://a", *BY_LENGTH, "--conversations", "1000000000"], "--conversations"),
+    "two headers": (["--url", "http://a", "--session-header", "x\r\ny"], "is no header's name"),
     "two legs of a name": (["--url", "a=http://a", "--url", "a=http://b"], "two legs"),
     "a folder for a file": (["--compare", "kvloop", "--sim", "instant", "--out", "."], ". is there already"),
     "a file nowhere": (

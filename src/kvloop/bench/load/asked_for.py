@@ -151,7 +151,8 @@ def split_warm_up(workload: Workload, warm_up: int) -> tuple[tuple[Conversation,
         return (), workload
     if len(workload.conversations) <= warm_up:
         raise UserError(
-            f"the workload has {len(workload.conversations)} conversations, and {warm_up} are to warm up"
+            f"the workload has {len(workload.conversations)} conversations, and {warm_up} are to warm up: "
+            "--warm-up 0 does without"
         )
     kept, first = workload.conversations[:-warm_up], workload.conversations[-warm_up:]
     return tuple(replace(one, turns=one.turns[:2]) for one in first), replace(workload, conversations=kept)

@@ -1,6 +1,7 @@
 """The flags of `kvloop bench`, and what cannot be asked with them."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from kvloop.bench.load.asked_for import add_workload_arguments
 from kvloop.bench.load.deployments import LEGS
 from kvloop.bench.load.play import Pace
 from kvloop.bench.load.report_command import add_report_arguments
+from kvloop.bench.workload.agent import MAX_CONVERSATIONS
 from kvloop.errors import UserError
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,8 +161,13 @@ def check(args: argparse.Namespace) -> None:
     ):
         if getattr(args, name) < least:
             raise UserError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
-    if args.warm_up is not None and args.warm_up < 0:
-        raise UserError(f"--warm-up must not be negative, and is {args.warm_up}")
+    for name, least in (("warm_up", 0), ("conversations", 1)):
+        given = getattr(args, name)
+        if given is not None and not least <= given <= MAX_CONVERSATIONS:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} must be from {least} to {MAX_CONVERSATIONS}, not {given}")
+    if args.session_header is not None and not _HEADER.fullmatch(args.session_header):
+        raise UserError(f"--session-header: {args.session_header!r} is no header's name")
     if not 0 <= args.time_scale <= 1000:
         raise UserError(f"--time-scale must be from 0 to 1000, not {args.time_scale:g}")
     if not 0 < args.timeout_s <= 86_400:
