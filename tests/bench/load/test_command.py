@@ -162,7 +162,8 @@ def test_a_prompt_that_does_not_fit_is_said_beforehand(
     assert "--max-prompt-tokens" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, number: signal.Signals) -> None:
     """The turns that were answered are in the raw file, those of the window under way, too, so that a report
     can be drawn; nothing runs on."""
     path = tmp_path / "raw.jsonl"
@@ -177,7 +178,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         time.sleep(2)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         assert process.wait(30) == 130
     finally:
         process.kill()

@@ -144,6 +144,7 @@ def test_an_interrupted_plan_is_none(
         (["--trace", "{log}", "--conversations", "0"], "--conversations 0 is no traffic"),
         (["--trace", "{log}", "--conversations-per-hour", "-1"], "-1 is out of range"),
         (["--trace", "{log}", "--conversations-per-hour", "nan"], "nan is out of range"),
+        (["--trace", "{log}", "--conversations-per-hour", "1e-300"], "1e-300 is out of range"),
         (["--trace", "{log}", "--max-prompt-tokens", "5"], "none is left"),
         (["--trace", "{long}"], "an engine of qwen3-32b-h200 takes 32,768"),
         (["--trace", "{log}", "--quick", "--json", "{none}/plan"], "No such file"),

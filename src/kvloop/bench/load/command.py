@@ -13,6 +13,7 @@ import asyncio
 import os
 import platform
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,6 +141,7 @@ async def _run(
     side.wake()
     texts = Texts(args.seed, await tokens_per_word(target, args.seed))
     side.rest()
+    _end_in_order()
     raw.write(line_of(_described(args, sides, workload, target.model, started)))
     bench = Bench(sides, targets, texts.stretch, course, raw, say)
     say(f"{len(sides)} legs, {len(workload.conversations)} conversations, {workload.turns} turns each")
@@ -152,6 +154,13 @@ async def _run(
         for one in targets:
             one.endpoint.close()
     return False
+
+
+def _end_in_order() -> None:
+    """SIGTERM is as Ctrl-C from now on: what was asked is written, and what was started is stopped."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _style(args: argparse.Namespace, salt: str) -> Style:

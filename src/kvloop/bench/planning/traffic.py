@@ -24,7 +24,7 @@ TURN_US, TOKEN_US, ANSWER_TOKEN_US = 1_500, 0.25, 10
 """What simulating a turn, a token of its prompt and one of its answer takes, measured on one core."""
 RUN_US = 9_000_000
 QUICK_PARTS = 8  # a quick plan plays one part in so many of that
-MAX_PER_HOUR = 1e7
+MIN_PER_HOUR, MAX_PER_HOUR = 1e-3, 1e7
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def read_traffic(asked: Asked) -> Traffic:
     """The file's conversations, or a part of them. UserError says what cannot be."""
     if asked.workload == AGENT:
         raise UserError("a plan is made from a recording: --workload takes its format, or auto")
-    if asked.per_hour is not None and not 0 < asked.per_hour <= MAX_PER_HOUR:
+    if asked.per_hour is not None and not MIN_PER_HOUR <= asked.per_hour <= MAX_PER_HOUR:
         raise UserError(f"--conversations-per-hour {asked.per_hour:g} is out of range")
     options = RecordingOptions(scale=asked.scale, max_prompt_tokens=asked.max_prompt_tokens, seed=asked.seed)
     workload = read_workload(asked.workload, asked.path, options)
