@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kvloop.bench.load.api import Style
 from kvloop.bench.load.exchange import Endpoint
+from kvloop.bench.load.flags import pauses_s
 from kvloop.bench.load.play import Asked, Pace, Player, Target
 from kvloop.bench.workload.turns import Answer, Conversation, MadeUp, Said, Turn
 from tests.router.fake_engine import DONE, chunk, engines, json_answer, stream_answer
@@ -155,3 +156,12 @@ async def test_an_endpoint_that_is_not_there_ends_every_conversation() -> None:
         heard, _ = await played([line("x", 3), line("y", 2)], Pace(1), echo, url="http://127.0.0.1:9")
     assert len(heard) == 5
     assert not any(one.heard.is_good for one in heard)
+
+
+def test_how_long_pauses_take_is_known_beforehand() -> None:
+    """Of a closed loop, by its lanes; there are never more of these than conversations."""
+    two = [line("x", 3, wait_s=10.0), line("y", 3, wait_s=10.0)]
+    total_s = sum(turn.wait_s for one in two for turn in one.turns)
+    assert pauses_s(Pace(1), two) == total_s
+    assert pauses_s(Pace(8, 0.5), two) == total_s / 4
+    assert pauses_s(Pace(None), two) == 0

@@ -31,7 +31,7 @@ from kvloop.bench.load.copying import copy_bytes_per_s
 from kvloop.bench.load.deployments import LEGS, Machine, Side, deployed
 from kvloop.bench.load.exchange import Endpoint
 from kvloop.bench.load.figures import COPY_RATE
-from kvloop.bench.load.flags import add_arguments, check, pace_of
+from kvloop.bench.load.flags import add_arguments, check, pace_of, pauses_s
 from kvloop.bench.load.play import Target
 from kvloop.bench.load.record import FORMAT, Leg, Run, line_of
 from kvloop.bench.load.report_command import run_report
@@ -44,6 +44,7 @@ from kvloop.bench.workload.turns import Workload
 from kvloop.errors import UserError
 
 INTERRUPTED = 130
+LONG_PAUSES_S = 600.0
 __all__ = ["add_arguments", "run"]
 
 
@@ -145,6 +146,11 @@ async def _run(
     raw.write(line_of(_described(args, sides, workload, target.model, started)))
     bench = Bench(sides, targets, texts.stretch, course, raw, say)
     say(f"{len(sides)} legs, {len(workload.conversations)} conversations, {workload.turns} turns each")
+    if (still_s := pauses_s(course.pace, workload.conversations)) > LONG_PAUSES_S:
+        say(
+            f"pauses between turns alone take about {still_s / 60:,.0f} minutes a leg: "
+            "--time-scale and --concurrency make that less"
+        )
     try:
         await bench.run(workload.conversations)
     except (asyncio.CancelledError, KeyboardInterrupt):

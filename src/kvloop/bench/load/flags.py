@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvloop.bench.load.deployments import LEGS
 from kvloop.bench.load.play import Pace
 from kvloop.bench.load.report_command import add_report_arguments
 from kvloop.bench.workload.agent import MAX_CONVERSATIONS
+from kvloop.bench.workload.turns import Conversation
 from kvloop.errors import UserError
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -177,3 +179,12 @@ def check(args: argparse.Namespace) -> None:
 def pace_of(args: argparse.Namespace) -> Pace:
     """A closed loop or an open one."""
     return Pace(args.concurrency if args.arrival == "closed" else None, args.time_scale)
+
+
+def pauses_s(pace: Pace, conversations: Sequence[Conversation]) -> float:
+    """About how long one leg's pauses between turns are in all, in a closed loop: no machine makes a run
+    shorter than that. 0 for an open one, which lasts as long as was recorded."""
+    if pace.concurrency is None:
+        return 0.0
+    lanes = min(pace.concurrency, max(1, len(conversations)))
+    return pace.time_scale * sum(turn.wait_s for one in conversations for turn in one.turns) / lanes
