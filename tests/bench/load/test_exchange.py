@@ -77,6 +77,7 @@ BAD = {
     "no JSON": (stream_answer(b"data: {nonsense\n\n", DONE), "an answer that is none"),
     "other types": (stream_answer(b'data: {"choices":7}\n\n', DONE), "an answer that is none"),
     "nested": (stream_answer(b"data: " + b"[" * 100_000 + b"\n\n", DONE), "an answer that is none"),
+    "without a token": (stream_answer(ROLE, DONE), "without a token"),
     "no HTTP": (Answer(raw=b"garbage\r\n\r\n"), "garbled"),
     "silent": (Answer(before_head=2.0), "timeout"),
 }

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from kvloop.bench.workload.turns import Answer, Conversation
 
-REFERENCES = ("one-way", "aggregated")
+REFERENCES = ("one-way", "aggregated", "return", "kvloop")
+"""Those that reuse nothing or only what is theirs, then those that prove what they reuse; then all others."""
 
 
 def digest(text: str) -> str:

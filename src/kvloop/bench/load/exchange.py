@@ -112,6 +112,9 @@ class _Hearing:
             self._whole()
         elif not self._is_whole:
             self._fail("the stream ended without [DONE]")
+        usage = self._heard.usage
+        if self._heard.is_good and not self._texts and not (usage and usage.completion_tokens):
+            self._fail("an answer without a token")
         self._finish()
 
     def on_lost(self, error: EngineFailureError) -> None:

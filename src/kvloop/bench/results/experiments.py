@@ -78,7 +78,16 @@ EXPERIMENTS = (
         "Memory and CPU while conversations pause",
         "Agents with pauses of two seconds, eight at once.",
         (
-            *("--compare", "upstream,kvloop", "--conversations", "16", "--turns", "4", "--concurrency", "8"),
+            *(
+                "--compare",
+                "one-way,upstream,kvloop",
+                "--conversations",
+                "16",
+                "--turns",
+                "4",
+                "--concurrency",
+                "8",
+            ),
             *(
                 "--system-tokens",
                 "300",
