@@ -187,6 +187,23 @@ def test_cores_are_dealt_out_equally(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_cores(2, pin=False) == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("usable", "prefill", "dealt"),
+    [
+        ({4, 5}, 1, ["4", "5", "5"]),
+        ({4, 5}, 2, ["4", "4", "5"]),
+        ({4}, 1, ["4", "4", "4"]),
+        ({4, 5, 6}, 1, ["4", "5", "6"]),
+    ],
+)
+def test_the_ends_of_a_transfer_do_not_share_a_core(
+    monkeypatch: pytest.MonkeyPatch, usable: set[int], prefill: int, dealt: list[str]
+) -> None:
+    """Where there are fewer cores than engines; both would spin there, each for the other."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
+    assert engine_cores(3, pin=True, prefill=prefill) == dealt
+
+
 def test_an_engine_deals_its_cores_out_to_its_workers() -> None:
     """Equal shares, or all to each where they are too few; vLLM refuses a list that is missing."""
     assert worker_cores("4,5", 1) == "4,5"

@@ -196,7 +196,7 @@ class Stack:
         names = [(Role.PREFILL, i) for i in range(self.config.prefill)]
         names += [(Role.DECODE, i) for i in range(self.config.decode)]
         ports = iter(free_ports(3 * len(names), HOST))
-        cores = engine_cores(max(len(names), self.config.shares), self.config.pin)
+        cores = engine_cores(max(len(names), self.config.shares), self.config.pin, self.config.prefill)
         for (role, index), core in zip(names, cores, strict=False):
             flags = engine_flags(self.config, role, model)
             http, control, side_channel = next(ports), next(ports), next(ports)

@@ -89,17 +89,22 @@ def engine_flags(config: StackConfig, role: Role, model: Model) -> VllmFlags:
     return VllmFlags(tuple(words))
 
 
-def engine_cores(engines: int, pin: bool) -> list[str | None]:
-    """A vLLM core list per engine: equal shares of this process's cores, or one shared core each where there
-    are fewer.
+def engine_cores(engines: int, pin: bool, prefill: int = 0) -> list[str | None]:
+    """A vLLM core list per engine, the `prefill` ones first: equal shares of this process's cores, or one
+    shared core each where there are fewer. None for each without `pin`.
 
-    None for each without `pin`.
-
+    Where cores are shared, prefill has others than decode: the two ends of a transfer, spinning for each
+    other on one core, took half a minute and more for their first.
     """
     if not pin:
         return [None] * engines
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // engines
+    if share == 0 and len(cores) > 1 and 0 < prefill < engines:
+        mine = min(len(cores) - 1, max(1, len(cores) * prefill // engines))
+        dealt = [cores[i % mine] for i in range(prefill)]
+        dealt += [cores[mine + i % (len(cores) - mine)] for i in range(engines - prefill)]
+        return [str(core) for core in dealt]
     if share == 0:
         return [str(cores[i % len(cores)]) for i in range(engines)]
     return [",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(engines)]
