@@ -5,7 +5,8 @@
     kvloop bench report bench.jsonl
 
 The raw file gets every request as it was; summary and report are drawn from it. Exit status: 0 where every
-request was answered and all legs said the same, 1 where not, 2 for a mistake in the command.
+request was answered and all legs said the same, 1 where not, 2 for a mistake in the command, 130 where it was
+interrupted.
 """
 
 import argparse
